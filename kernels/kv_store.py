@@ -1,0 +1,98 @@
+"""Scatter new keys and values into the slots of the paged cache.
+
+Shapes: k_RGD and v_RGD float32 on the CPU (any float dtype elsewhere), rows may be slices of a
+wider fused projection; pools [num_blocks, block_size, G, D] float32 or bfloat16, contiguous;
+slots_R int64, slot = block * block_size + offset. Values are rounded to the pool's dtype (nearest,
+ties to even).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from phalanx.kernels.backend import Backend
+from phalanx.kernels.native_library import DTYPE_CODES, library
+from phalanx.kernels.operand_checks import BadOperands, bad_operands
+
+EXPECTED = (
+    "k_RGD and v_RGD float32 with adjacent heads, k_pool and v_pool contiguous [blocks, "
+    "block_size, G, D] of one dtype (float32 or bfloat16), slots_R contiguous int64 in "
+    "0..blocks*block_size-1"
+)
+
+
+def kv_store_reference(
+    k_RGD: Tensor, v_RGD: Tensor, k_pool: Tensor, v_pool: Tensor, slots_R: Tensor
+) -> None:
+    """On any device."""
+    k_pool.flatten(0, 1).index_copy_(0, slots_R, k_RGD.to(k_pool.dtype))
+    v_pool.flatten(0, 1).index_copy_(0, slots_R, v_RGD.to(v_pool.dtype))
+
+
+def kv_store(
+    k_RGD: Tensor,
+    v_RGD: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    slots_R: Tensor,
+    *,
+    backend: Backend,
+) -> None:
+    """Write each row's keys and values into its slot.
+
+    Raises:
+        BadOperands: native backend and an operand of another dtype, shape or layout, or a slot
+            outside the pools (nothing is written then).
+    """
+    if backend is not Backend.NATIVE:
+        kv_store_reference(k_RGD, v_RGD, k_pool, v_pool, slots_R)
+        return
+    code = DTYPE_CODES.get(k_pool.dtype)
+    rows, num_kv_heads, head_dim = k_RGD.shape
+    num_blocks, block_size = k_pool.shape[:2]
+    if (
+        code is None
+        or v_pool.dtype is not k_pool.dtype
+        or k_RGD.dtype is not torch.float32
+        or v_RGD.dtype is not torch.float32
+        or slots_R.dtype is not torch.int64
+        or not (k_RGD.is_cpu and v_RGD.is_cpu and k_pool.is_cpu and slots_R.is_cpu)
+        or k_pool.shape != (num_blocks, block_size, num_kv_heads, head_dim)
+        or v_pool.shape != k_pool.shape
+        or v_RGD.shape != k_RGD.shape
+        or slots_R.shape != (rows,)
+        or not (k_pool.is_contiguous() and v_pool.is_contiguous() and slots_R.is_contiguous())
+        or k_RGD.stride()[1:] != (head_dim, 1)
+        or v_RGD.stride()[1:] != (head_dim, 1)
+    ):
+        raise _bad(k_RGD, v_RGD, k_pool, v_pool, slots_R)
+    in_range = library.kv_store(
+        k_RGD.data_ptr(),
+        k_RGD.stride(0),
+        v_RGD.data_ptr(),
+        v_RGD.stride(0),
+        k_pool.data_ptr(),
+        v_pool.data_ptr(),
+        code,
+        slots_R.data_ptr(),
+        rows,
+        num_blocks * block_size,
+        num_kv_heads * head_dim,
+    )
+    if not in_range:
+        raise _bad(k_RGD, v_RGD, k_pool, v_pool, slots_R)
+
+
+def _bad(
+    k_RGD: Tensor, v_RGD: Tensor, k_pool: Tensor, v_pool: Tensor, slots_R: Tensor
+) -> BadOperands:
+    return bad_operands(
+        "kv_store",
+        expected=EXPECTED,
+        k_RGD=k_RGD,
+        v_RGD=v_RGD,
+        k_pool=k_pool,
+        v_pool=v_pool,
+        slots_R=slots_R,
+    )

@@ -1,0 +1,45 @@
+/* Lanes of AVX2 with FMA: eight floats. See primitives.h for what each name must do. */
+#include <immintrin.h>
+#include <string.h>
+
+#define FN __attribute__((target("avx2,fma")))
+#define LANES 8
+typedef __m256 vf;
+
+#define VF static inline __attribute__((always_inline, unused)) FN
+
+VF vf vf_zero(void) { return _mm256_setzero_ps(); }
+VF vf vf_set(float x) { return _mm256_set1_ps(x); }
+VF vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
+VF void vf_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+VF vf vf_load_bf16(const uint16_t *p) {
+    __m128i half = _mm_loadu_si128((const __m128i *)p);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+VF vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+VF vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+VF vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+VF vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+VF vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+VF vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+VF vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+VF vf vf_round(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+VF vf vf_pow2(vf n) {
+    __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+}
+
+VF __m128 vf_fold(vf x) {
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+VF float vf_sum(vf x) {
+    __m128 s = vf_fold(x);
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+VF void vf_sum4(vf a, vf b, vf c, vf d, float *out) {
+    __m128 fa = vf_fold(a), fb = vf_fold(b), fc = vf_fold(c), fd = vf_fold(d);
+    __m128 ab = _mm_add_ps(_mm_unpacklo_ps(fa, fb), _mm_unpackhi_ps(fa, fb));
+    __m128 cd = _mm_add_ps(_mm_unpacklo_ps(fc, fd), _mm_unpackhi_ps(fc, fd));
+    _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab)));
+}

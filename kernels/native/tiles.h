@@ -1,0 +1,213 @@
+/* The two matrix products, in tiles of a few rows by a few columns that stay in registers.
+ *
+ * dot_rows sums over k lane by lane, ascending, one accumulator per (row, column), then adds the
+ * lanes: the same order in every tile shape, which is why a row's result does not depend on how
+ * many rows there are. Weights come straight from memory when there are few rows (the memory is
+ * the limit then, so the tile only has to keep enough reads in flight), and through a panel of
+ * floats in the second-level cache when there are many (converting bfloat16 once per panel). */
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+#define PANEL_ROWS 16                /* from here on convert and block */
+#define PANEL_BYTES (160 * 1024)     /* of floats; leaves room in a 512 KiB cache */
+#define AHEAD_BYTES 2048             /* how far ahead of the sum weights are asked for */
+
+/* The last k % LANES values of a tile's rows and columns, padded with zeros. Filled before the sums
+ * begin, so that no call comes between the accumulators and their registers. */
+struct tail {
+    float x[4][LANES], w[4][LANES];
+};
+
+static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, size_t nc,
+                                                  const float *const *x, const void *w, int dtype,
+                                                  size_t w_stride, size_t k) {
+    size_t m = k % LANES, first = k - m;
+    for (size_t r = 0; r < nr; r++) vf_store(tail->x[r], vf_load_part(x[r] + first, m));
+    for (size_t c = 0; c < nc; c++) {
+        const void *rest = element(w, dtype, c * w_stride + first);
+        vf_store(tail->w[c], dtype == DTYPE_BF16 ? vf_load_bf16_part(rest, m)
+                                                 : vf_load_part(rest, m));
+    }
+}
+
+/* One tile: nr x nc outputs. Inlined with constant nr and nc, so that `acc` becomes registers.
+ * The next tile's columns follow this one's in memory, so reading ahead past the end of a column
+ * goes on at the start of the column nc further. */
+#define DEFINE_TILE(NAME, TYPE, DTYPE, LOAD)                                                      \
+    VF void NAME##_step(const size_t nr, const size_t nc, vf acc[4][4], const float *const *x,    \
+                        const TYPE *w, size_t w_stride, size_t i) {                               \
+        vf wv[4];                                                                                 \
+        UNROLL for (size_t c = 0; c < nc; c++) wv[c] = LOAD(w + c * w_stride + i);                \
+        UNROLL for (size_t r = 0; r < nr; r++) {                                                  \
+            vf xv = vf_load(x[r] + i);                                                            \
+            UNROLL for (size_t c = 0; c < nc; c++) acc[r][c] = vf_fma(xv, wv[c], acc[r][c]);      \
+        }                                                                                         \
+    }                                                                                             \
+    VF void NAME(const size_t nr, const size_t nc, const float *const *x, float *const *y,        \
+                 size_t y_col, const TYPE *w, size_t w_stride, size_t k) {                        \
+        const size_t line = 64 / sizeof(TYPE);                                                    \
+        const int has_tail = k % LANES != 0;                                                      \
+        struct tail tail;                                                                         \
+        if (has_tail) pad_tail(&tail, nr, nc, x, w, DTYPE, w_stride, k);                          \
+        vf acc[4][4];                                                                             \
+        UNROLL for (size_t r = 0; r < nr; r++)                                                    \
+            UNROLL for (size_t c = 0; c < nc; c++) acc[r][c] = vf_zero();                         \
+        size_t i = 0;                                                                             \
+        for (; i + line <= k; i += line) {                                                        \
+            size_t ahead = i + AHEAD_BYTES / sizeof(TYPE);                                        \
+            if (ahead >= k) ahead = ahead - k + nc * w_stride;                                    \
+            UNROLL for (size_t c = 0; c < nc; c++) __builtin_prefetch(w + c * w_stride + ahead);  \
+            UNROLL for (size_t u = 0; u < line; u += LANES)                                       \
+                NAME##_step(nr, nc, acc, x, w, w_stride, i + u);                                  \
+        }                                                                                         \
+        for (; i + LANES <= k; i += LANES) NAME##_step(nr, nc, acc, x, w, w_stride, i);           \
+        if (has_tail)                                                                             \
+            UNROLL for (size_t r = 0; r < nr; r++)                                                \
+                UNROLL for (size_t c = 0; c < nc; c++)                                            \
+                    acc[r][c] = vf_fma(vf_load(tail.x[r]), vf_load(tail.w[c]), acc[r][c]);        \
+        store_sums(nr, nc, acc, y, y_col);                                                        \
+    }
+
+VF void store_sums(const size_t nr, const size_t nc, vf acc[4][4], float *const *y, size_t y_col) {
+    if (nr == 4) {
+        UNROLL for (size_t c = 0; c < nc; c++) {
+            float out[4];
+            vf_sum4(acc[0][c], acc[1][c], acc[2][c], acc[3][c], out);
+            UNROLL for (size_t r = 0; r < 4; r++) y[r][y_col + c] = out[r];
+        }
+    } else if (nc == 4) {
+        UNROLL for (size_t r = 0; r < nr; r++)
+            vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], y[r] + y_col);
+    } else {
+        UNROLL for (size_t r = 0; r < nr; r++)
+            UNROLL for (size_t c = 0; c < nc; c++) y[r][y_col + c] = vf_sum(acc[r][c]);
+    }
+}
+
+DEFINE_TILE(tile_f32, float, DTYPE_F32, vf_load)
+DEFINE_TILE(tile_bf16, uint16_t, DTYPE_BF16, vf_load_bf16)
+
+#define TILE_CASE(TILE, NR, NC)                          \
+    case NR * 8 + NC:                                    \
+        TILE(NR, NC, x, y, y_col, w, w_stride, k);       \
+        break;
+
+#define DEFINE_SOME_TILE(NAME, TILE, TYPE)                                                      \
+    static FN void NAME(size_t nr, size_t nc, const float *const *x, float *const *y,           \
+                        size_t y_col, const TYPE *w, size_t w_stride, size_t k) {               \
+        switch (nr * 8 + nc) {                                                                  \
+            TILE_CASE(TILE, 1, 1) TILE_CASE(TILE, 1, 2) TILE_CASE(TILE, 1, 3)                   \
+            TILE_CASE(TILE, 1, 4) TILE_CASE(TILE, 2, 1) TILE_CASE(TILE, 2, 2)                   \
+            TILE_CASE(TILE, 2, 3) TILE_CASE(TILE, 2, 4) TILE_CASE(TILE, 3, 1)                   \
+            TILE_CASE(TILE, 3, 2) TILE_CASE(TILE, 3, 3) TILE_CASE(TILE, 4, 1)                   \
+            TILE_CASE(TILE, 4, 2) TILE_CASE(TILE, 4, 3)                                         \
+        }                                                                                       \
+    }
+
+DEFINE_SOME_TILE(some_tile_f32, tile_f32, float)
+DEFINE_SOME_TILE(some_tile_bf16, tile_bf16, uint16_t)
+
+/* Row tiles inside column tiles: a column tile's weights are read from memory once. */
+static FN void dot_direct(const float *const *x, float *const *y, size_t y_col, size_t rows,
+                          const void *w, int dtype, size_t w_stride, size_t cols, size_t k) {
+    size_t group = rows <= 2 ? 4 : 3; /* nr * nc accumulators, of 16 registers */
+    for (size_t c = 0; c < cols; c += group) {
+        size_t nc = min_size(group, cols - c);
+        const void *columns = element(w, dtype, c * w_stride);
+        for (size_t r = 0; r < rows; r += 4) {
+            size_t nr = min_size(4, rows - r);
+            if (dtype == DTYPE_BF16)
+                some_tile_bf16(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
+            else
+                some_tile_f32(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
+        }
+    }
+}
+
+static FN void widen(float *to, const uint16_t *from, size_t n) {
+    for (size_t i = 0; i < n; i += LANES) {
+        size_t m = min_size(n - i, LANES);
+        vf_store_n(to + i, vf_load_bf16_n(from + i, m), m);
+    }
+}
+
+static FN void dot_rows(const float *const *x, float *const *y, size_t y_col, size_t rows,
+                        const void *w, int dtype, size_t w_stride, size_t cols, size_t k) {
+    size_t panel_stride = (k + 15) & ~(size_t)15;
+    size_t panel_cols = PANEL_BYTES / (panel_stride * sizeof(float) + 1) / 3 * 3;
+    panel_cols = min_size(max_size(panel_cols, 6), cols);
+    float *panel = NULL;
+    if (rows >= PANEL_ROWS && dtype == DTYPE_BF16)
+        panel = scratch_get(SCRATCH_PANEL, panel_cols * panel_stride * sizeof(float));
+    if (rows < PANEL_ROWS || (dtype == DTYPE_BF16 && panel == NULL)) {
+        dot_direct(x, y, y_col, rows, w, dtype, w_stride, cols, k);
+        return;
+    }
+    for (size_t c = 0; c < cols; c += panel_cols) {
+        size_t nc = min_size(panel_cols, cols - c);
+        const float *floats = element(w, dtype, c * w_stride);
+        size_t stride = w_stride;
+        if (dtype == DTYPE_BF16) {
+            for (size_t j = 0; j < nc; j++)
+                widen(panel + j * panel_stride, (const uint16_t *)w + (c + j) * w_stride, k);
+            floats = panel;
+            stride = panel_stride;
+        }
+        for (size_t r = 0; r < rows; r += 4) {
+            size_t nr = min_size(4, rows - r);
+            for (size_t j = 0; j < nc; j += 3)
+                some_tile_f32(nr, min_size(3, nc - j), x + r, y + r, y_col + c + j,
+                              floats + j * stride, stride, k);
+        }
+    }
+}
+
+/* acc[q][0..nv*LANES) += sum over j of p[q][j] * v[j][..], accumulators in registers. `m` is the
+ * number of valid values of the (single) vector when it is the last, partial one. */
+#define DEFINE_MIX(NAME, TYPE, LOAD_N)                                                            \
+    VF void NAME(const size_t nq, const size_t nv, float *const *acc, const float *const *p,      \
+                 const TYPE *v, size_t v_stride, size_t num_j, size_t d, size_t m) {              \
+        vf sum[3][4];                                                                             \
+        UNROLL for (size_t q = 0; q < nq; q++)                                   \
+            UNROLL for (size_t u = 0; u < nv; u++)                               \
+                sum[q][u] = vf_load_n(acc[q] + d + u * LANES, m);                                 \
+        for (size_t j = 0; j < num_j; j++) {                                                      \
+            vf vv[4];                                                                             \
+            UNROLL for (size_t u = 0; u < nv; u++)                               \
+                vv[u] = LOAD_N(v + j * v_stride + d + u * LANES, m);                              \
+            UNROLL for (size_t q = 0; q < nq; q++) {                             \
+                vf pv = vf_set(p[q][j]);                                                          \
+                UNROLL for (size_t u = 0; u < nv; u++)                           \
+                    sum[q][u] = vf_fma(pv, vv[u], sum[q][u]);                                     \
+            }                                                                                     \
+        }                                                                                         \
+        UNROLL for (size_t q = 0; q < nq; q++)                                   \
+            UNROLL for (size_t u = 0; u < nv; u++)                               \
+                vf_store_n(acc[q] + d + u * LANES, sum[q][u], m);                                 \
+    }                                                                                             \
+    static FN void some_##NAME(size_t nq, float *const *acc, const float *const *p,               \
+                               const TYPE *v, size_t v_stride, size_t num_j, size_t dim) {        \
+        size_t d = 0;                                                                             \
+        for (; d + 4 * LANES <= dim; d += 4 * LANES) {                                            \
+            if (nq == 3) NAME(3, 4, acc, p, v, v_stride, num_j, d, LANES);                        \
+            if (nq == 2) NAME(2, 4, acc, p, v, v_stride, num_j, d, LANES);                        \
+            if (nq == 1) NAME(1, 4, acc, p, v, v_stride, num_j, d, LANES);                        \
+        }                                                                                         \
+        for (; d < dim; d += LANES)                                                               \
+            for (size_t q = 0; q < nq; q++)                                                       \
+                NAME(1, 1, acc + q, p + q, v, v_stride, num_j, d, min_size(LANES, dim - d));      \
+    }
+
+DEFINE_MIX(mix_f32, float, vf_load_n)
+DEFINE_MIX(mix_bf16, uint16_t, vf_load_bf16_n)
+
+static FN void mix_rows(float *const *acc, const float *const *p, size_t num_q, const void *v,
+                        int dtype, size_t v_stride, size_t num_j, size_t dim) {
+    for (size_t q = 0; q < num_q; q += 3) {
+        size_t nq = min_size(3, num_q - q);
+        if (dtype == DTYPE_BF16)
+            some_mix_bf16(nq, acc + q, p + q, v, v_stride, num_j, dim);
+        else
+            some_mix_f32(nq, acc + q, p + q, v, v_stride, num_j, dim);
+    }
+}

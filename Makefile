@@ -4,7 +4,7 @@
 #   make test                            all tests
 #   make check                           lint, types, import contracts, size caps
 #   make format                          let ruff rewrite what it can
-#   make generated                       docs/flags.md and the README's tree, made from the code
+#   make tree                            docs/flags.md and the README's tree, made from the code
 #
 # On Linux, PyPI's torch is a CUDA build of several GB. A machine without a GPU wants the CPU build:
 # put its wheel in a folder and name the folder (PIP_FIND_LINKS=DIR make demo), or name an index
@@ -24,7 +24,7 @@ NATIVE := $(wildcard setup.py kernels/native/*.c kernels/native/*.h)
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo test check lint types contracts format generated clean
+.PHONY: install demo test check lint types contracts format tree clean
 
 install: $(STAMP)
 
@@ -68,7 +68,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generated: $(STAMP)
+tree: $(STAMP)
 	$(BIN)/phalanx flags --markdown > docs/flags.md
 	$(BIN)/python -m tests.docs.readme_tree
 

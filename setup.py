@@ -28,6 +28,7 @@ setup(
             extra_compile_args=[
                 "-std=gnu11",
                 "-O3",
+                "-g0",
                 "-fno-math-errno",
                 "-ffp-contract=off",
                 "-fvisibility=hidden",

@@ -61,11 +61,24 @@ def load_sequences(folders: list[Path]) -> list[Sequence]:
     return found
 
 
-def draft_vocabulary(sequences: list[Sequence], vocab_size: int, keep: int) -> Tensor:
-    """Ascending ids of the `keep` most frequent tokens of the answers."""
+def draft_vocabulary(
+    sequences: list[Sequence], model: DenseModel, keep: int, *, samples: int = 24_000
+) -> Tensor:
+    """Ascending ids of the `keep` most likely tokens of the answers.
+
+    Counts of the text plus five times the trunk's own probabilities at sampled positions: the
+    soft counts know the tokens that this much text happens not to contain.
+    """
+    vocab_size = model.embedding.shape[0]
     counts = torch.zeros(vocab_size)
     for sequence in sequences:
         counts += torch.bincount(sequence.tokens[sequence.prompt :], minlength=vocab_size)
+    hidden = torch.cat([s.hidden[s.prompt :: 8] for s in sequences])
+    hidden = hidden[torch.randperm(len(hidden))[:samples]]
+    with torch.no_grad():
+        for rows in hidden.split(1000):
+            normed = rms_norm(rows.float(), (HIDDEN,), model.final_norm, EPS)
+            counts += 5 * linear(normed, model.embedding).softmax(-1).sum(0)
     return counts.topk(keep).indices.sort().values
 
 
@@ -294,7 +307,7 @@ def main() -> None:
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "phalanx")
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--report", type=int, default=50, help="steps between reports")
-    parser.add_argument("--draft-vocab", type=int, default=8192)
+    parser.add_argument("--draft-vocab", type=int, default=10240)
     parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=3, help="unrolled draft steps")
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -309,21 +322,21 @@ def main() -> None:
     sequences = load_sequences(args.data)
     rng.shuffle(sequences)
     held, sequences = sequences[:64], sequences[64:]
-    draft_ids = draft_vocabulary(sequences, model.embedding.shape[0], args.draft_vocab)
+    draft_ids = draft_vocabulary(sequences, model, args.draft_vocab)
     to_draft = torch.full((model.embedding.shape[0],), -1, dtype=torch.long)
     to_draft[draft_ids] = torch.arange(len(draft_ids))
     teacher = Teacher(model.embedding, model.final_norm, model.embedding[draft_ids].contiguous(), draft_ids)
     module = MtpModule(model)
     if args.resume:
-        module.load_state_dict(torch.load(args.resume, weights_only=True))
+        module.load_state_dict(load_file(str(args.resume)))
     covered = sum(int((to_draft[s.tokens[s.prompt :]] >= 0).sum()) for s in held)
     answers = sum(len(s.tokens) - s.prompt for s in held)
     print(f"{len(sequences)} sequences, coverage {covered / answers:.4f}", flush=True)
-    train(module, teacher, sequences, held, args, rng)
+    train(module, teacher, draft_ids, held, args, rng)
     save_file(module.export(draft_ids), str(args.out), metadata={"format": "pt"})
 
 
-def train(module: MtpModule, teacher: Teacher, sequences: list[Sequence], held: list[Sequence], args: argparse.Namespace, rng: random.Random) -> None:
+def train(module: MtpModule, teacher: Teacher, draft_ids: Tensor, held: list[Sequence], args: argparse.Namespace, rng: random.Random) -> None:
     """AdamW, linear warm-up, cosine to a tenth by wall clock; prints one JSON line per report."""
     matrices = [p for p in module.parameters() if p.ndim > 1]
     vectors = [p for p in module.parameters() if p.ndim == 1]
@@ -335,7 +348,10 @@ def train(module: MtpModule, teacher: Teacher, sequences: list[Sequence], held: 
     limit = args.minutes * 60
     running: list[list[float]] = []
     while (elapsed := time.time() - began) < limit:
-        if not queue:
+        if not queue:  # a new pass also takes what mtp_data.py has written meanwhile
+            known = {s.tokens.numpy().tobytes() for s in held}
+            fresh = load_sequences(args.data)
+            sequences = [s for s in fresh if s.tokens.numpy().tobytes() not in known]
             queue = batches(sequences, args.batch_tokens, rng)
         batch = queue.pop()
         progress = elapsed / limit
@@ -357,7 +373,8 @@ def train(module: MtpModule, teacher: Teacher, sequences: list[Sequence], held: 
             report = {"step": step, "minutes": round(elapsed / 60, 1), "tokens": seen, "train": means}
             if step % (4 * args.report) == 0:
                 report |= evaluate(module, teacher, held, args.steps)
-                torch.save(module.state_dict(), f"{args.out}.pt")
+                save_file(module.state_dict(), f"{args.out}.state")
+                save_file(module.export(draft_ids), str(args.out), metadata={"format": "pt"})
             print(json.dumps(report), flush=True)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import library
-from phalanx.kernels.operand_checks import BadOperands, bad_operands
+from phalanx.kernels.operand_checks import bad_operands, row_stride
 
 EXPECTED = (
     "q_RHD and k_RGD float32 with adjacent heads, cos_PD2 and sin_PD2 contiguous float32 "
@@ -32,8 +32,9 @@ def rotate_reference(
     sin_R1P = sin_PD2[positions_R, None]
     first = heads_RHD[..., :half].float()
     second = heads_RHD[..., half:rotary_dim].float()
-    heads_RHD[..., :half] = first * cos_R1P - second * sin_R1P
-    heads_RHD[..., half:rotary_dim] = second * cos_R1P + first * sin_R1P
+    # Both halves before either is written: `first` is a view of the operand when it is float32.
+    turned = (first * cos_R1P - second * sin_R1P, second * cos_R1P + first * sin_R1P)
+    heads_RHD[..., :half], heads_RHD[..., half:rotary_dim] = turned
 
 
 def rotary(
@@ -68,55 +69,49 @@ def _rotary_native(
     rotary_dim: int,
 ) -> None:
     rows, num_heads, head_dim = q_RHD.shape
-    k_rows, num_kv_heads, k_head_dim = k_RGD.shape
+    num_kv_heads = k_RGD.shape[1]
     num_positions, half = cos_PD2.shape
-    if (
-        q_RHD.dtype is not torch.float32
-        or k_RGD.dtype is not torch.float32
-        or cos_PD2.dtype is not torch.float32
-        or sin_PD2.dtype is not torch.float32
-        or positions_R.dtype is not torch.int64
-        or not (q_RHD.is_cpu and k_RGD.is_cpu and cos_PD2.is_cpu and positions_R.is_cpu)
-        or not (cos_PD2.is_contiguous() and sin_PD2.is_contiguous())
-        or sin_PD2.shape != cos_PD2.shape
-        or positions_R.shape != (rows,)
-        or not positions_R.is_contiguous()
-        or k_rows != rows
-        or k_head_dim != head_dim
-        or rotary_dim != 2 * half
-        or rotary_dim > head_dim
-        or q_RHD.stride()[1:] != (head_dim, 1)
-        or k_RGD.stride()[1:] != (head_dim, 1)
-    ):
-        raise _bad(q_RHD, k_RGD, cos_PD2, sin_PD2, positions_R)
-    in_range = library.rotary(
-        q_RHD.data_ptr(),
-        q_RHD.stride(0),
-        k_RGD.data_ptr(),
-        k_RGD.stride(0),
-        cos_PD2.data_ptr(),
-        sin_PD2.data_ptr(),
-        positions_R.data_ptr(),
-        rows,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        half,
-        num_positions,
+    fits = (
+        q_RHD.dtype is torch.float32
+        and k_RGD.dtype is torch.float32
+        and cos_PD2.dtype is torch.float32
+        and sin_PD2.dtype is torch.float32
+        and positions_R.dtype is torch.int64
+        and q_RHD.is_cpu
+        and k_RGD.is_cpu
+        and cos_PD2.is_contiguous()
+        and sin_PD2.is_contiguous()
+        and positions_R.is_contiguous()
+        and sin_PD2.shape == (num_positions, half)
+        and positions_R.shape == (rows,)
+        and k_RGD.shape == (rows, num_kv_heads, head_dim)
+        and rotary_dim == 2 * half
+        and rotary_dim <= head_dim
+        and (q_stride := row_stride(q_RHD)) >= 0
+        and (k_stride := row_stride(k_RGD)) >= 0
+        and library.rotary(
+            q_RHD.data_ptr(),
+            q_stride,
+            k_RGD.data_ptr(),
+            k_stride,
+            cos_PD2.data_ptr(),
+            sin_PD2.data_ptr(),
+            positions_R.data_ptr(),
+            rows,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            half,
+            num_positions,
+        )
     )
-    if not in_range:
-        raise _bad(q_RHD, k_RGD, cos_PD2, sin_PD2, positions_R)
-
-
-def _bad(
-    q_RHD: Tensor, k_RGD: Tensor, cos_PD2: Tensor, sin_PD2: Tensor, positions_R: Tensor
-) -> BadOperands:
-    return bad_operands(
-        "rotary",
-        expected=EXPECTED,
-        q_RHD=q_RHD,
-        k_RGD=k_RGD,
-        cos_PD2=cos_PD2,
-        sin_PD2=sin_PD2,
-        positions_R=positions_R,
-    )
+    if not fits:
+        raise bad_operands(
+            "rotary",
+            expected=EXPECTED,
+            q_RHD=q_RHD,
+            k_RGD=k_RGD,
+            cos_PD2=cos_PD2,
+            sin_PD2=sin_PD2,
+            positions_R=positions_R,
+        )

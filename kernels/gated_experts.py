@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import DTYPE_CODES, library
-from phalanx.kernels.operand_checks import BadOperands, bad_operands
+from phalanx.kernels.operand_checks import bad_operands, out_row_stride, row_stride
 from phalanx.kernels.row_linear import linear_reference
 
 EXPECTED = (
     "x_RD float32 with contiguous rows, contiguous gate_up_EGD [E, 2F, D] and down_EDF [E, D, F] "
     "of one dtype (float32 or bfloat16), contiguous expert_ids_RA int32 in -1..E-1 and "
-    "weights_RA float32"
+    "weights_RA float32, out contiguous float32 [R, D]"
 )
 
 
@@ -89,6 +89,7 @@ def gated_experts(
     expert_ids_RA: Tensor,
     weights_RA: Tensor,
     *,
+    out: Tensor | None = None,
     backend: Backend,
 ) -> Tensor:
     """This rank's part of the mixture, y_RD; all-zero for a row with no expert here.
@@ -97,64 +98,70 @@ def gated_experts(
         BadOperands: native backend and an operand of another dtype, shape or layout, or an expert
             index outside -1..E-1.
     """
+    operands = (x_RD, gate_up_EGD, down_EDF, expert_ids_RA, weights_RA)
     if backend is Backend.NATIVE:
-        return gated_experts_native(x_RD, gate_up_EGD, down_EDF, expert_ids_RA, weights_RA)
-    return gated_experts_reference(x_RD, gate_up_EGD, down_EDF, expert_ids_RA, weights_RA)
+        return gated_experts_native(*operands, out)
+    y_RD = gated_experts_reference(*operands)
+    return y_RD if out is None else out.copy_(y_RD)
 
 
 def gated_experts_native(
-    x_RD: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor, expert_ids_RA: Tensor, weights_RA: Tensor
+    x_RD: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    expert_ids_RA: Tensor,
+    weights_RA: Tensor,
+    out: Tensor | None,
 ) -> Tensor:
     """The call into the library."""
-    code = DTYPE_CODES.get(gate_up_EGD.dtype)
     rows, width = x_RD.shape
-    num_experts, inner = gate_up_EGD.shape[0], gate_up_EGD.shape[1] // 2
-    if (
-        code is None
-        or x_RD.dtype is not torch.float32
-        or down_EDF.dtype is not gate_up_EGD.dtype
-        or expert_ids_RA.dtype is not torch.int32
-        or weights_RA.dtype is not torch.float32
-        or not (x_RD.is_cpu and gate_up_EGD.is_cpu and down_EDF.is_cpu)
-        or not (gate_up_EGD.is_contiguous() and down_EDF.is_contiguous())
-        or not (expert_ids_RA.is_contiguous() and weights_RA.is_contiguous())
-        or gate_up_EGD.shape != (num_experts, 2 * inner, width)
-        or down_EDF.shape != (num_experts, width, inner)
-        or expert_ids_RA.shape != weights_RA.shape
-        or expert_ids_RA.shape[0] != rows
-        or x_RD.stride(1) != 1
-    ):
-        raise _bad(x_RD, gate_up_EGD, down_EDF, expert_ids_RA, weights_RA)
-    y_RD = torch.empty((rows, width))
-    in_range = library.gated_experts(
-        x_RD.data_ptr(),
-        x_RD.stride(0),
-        gate_up_EGD.data_ptr(),
-        down_EDF.data_ptr(),
-        code,
-        expert_ids_RA.data_ptr(),
-        weights_RA.data_ptr(),
-        y_RD.data_ptr(),
-        rows,
-        expert_ids_RA.shape[1],
-        num_experts,
-        inner,
-        width,
+    num_experts, twice_inner, _ = gate_up_EGD.shape
+    num_chosen = expert_ids_RA.shape[1]
+    y_RD = torch.empty(rows, width) if out is None else out
+    fits = (
+        gate_up_EGD.dtype in DTYPE_CODES
+        and down_EDF.dtype is gate_up_EGD.dtype
+        and x_RD.dtype is torch.float32
+        and expert_ids_RA.dtype is torch.int32
+        and weights_RA.dtype is torch.float32
+        and x_RD.is_cpu
+        and gate_up_EGD.is_cpu
+        and down_EDF.is_cpu
+        and gate_up_EGD.is_contiguous()
+        and down_EDF.is_contiguous()
+        and expert_ids_RA.is_contiguous()
+        and weights_RA.is_contiguous()
+        and gate_up_EGD.shape == (num_experts, twice_inner, width)
+        and down_EDF.shape == (num_experts, width, twice_inner // 2)
+        and expert_ids_RA.shape == (rows, num_chosen)
+        and weights_RA.shape == (rows, num_chosen)
+        and (x_stride := width if x_RD.is_contiguous() else row_stride(x_RD)) >= 0
+        and (out is None or (out.is_contiguous() and out_row_stride(out, rows, width) >= 0))
+        and library.gated_experts(
+            x_RD.data_ptr(),
+            x_stride,
+            gate_up_EGD.data_ptr(),
+            down_EDF.data_ptr(),
+            DTYPE_CODES[gate_up_EGD.dtype],
+            expert_ids_RA.data_ptr(),
+            weights_RA.data_ptr(),
+            y_RD.data_ptr(),
+            rows,
+            num_chosen,
+            num_experts,
+            twice_inner // 2,
+            width,
+        )
     )
-    if not in_range:
-        raise _bad(x_RD, gate_up_EGD, down_EDF, expert_ids_RA, weights_RA)
+    if not fits:
+        raise bad_operands(
+            "gated_experts",
+            expected=EXPECTED,
+            x_RD=x_RD,
+            gate_up_EGD=gate_up_EGD,
+            down_EDF=down_EDF,
+            expert_ids_RA=expert_ids_RA,
+            weights_RA=weights_RA,
+            out=out,
+        )
     return y_RD
-
-
-def _bad(
-    x_RD: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor, expert_ids_RA: Tensor, weights_RA: Tensor
-) -> BadOperands:
-    return bad_operands(
-        "gated_experts",
-        expected=EXPECTED,
-        x_RD=x_RD,
-        gate_up_EGD=gate_up_EGD,
-        down_EDF=down_EDF,
-        expert_ids_RA=expert_ids_RA,
-        weights_RA=weights_RA,
-    )

@@ -23,7 +23,10 @@ from phalanx.kernels import (
     row_linear,
 )
 from phalanx.kernels.backend import Backend
+from phalanx.kernels.linear_argmax import RowMaximum
 from phalanx.kernels.native_library import library, native_problem
+from phalanx.kernels.rms_norm import NormedResidual
+from phalanx.kernels.router_topk import ExpertChoice
 
 MAX_THREADS = 256
 
@@ -43,13 +46,15 @@ class KernelSet:
         """y_RN = x @ w.T (`row_linear.py`)."""
         return row_linear.linear(x_RK, w_NK, out=out, backend=self.backend)
 
-    def linear_argmax(self, x_RK: Tensor, w_NK: Tensor) -> linear_argmax.RowMaximum:
+    def linear_argmax(self, x_RK: Tensor, w_NK: Tensor) -> RowMaximum:
         """Largest of x @ w.T per row, its column, log-sum-exp (`linear_argmax.py`)."""
         return linear_argmax.linear_argmax(x_RK, w_NK, backend=self.backend)
 
-    def gated_mlp(self, x_RD: Tensor, gate_up_GD: Tensor, down_DF: Tensor) -> Tensor:
+    def gated_mlp(
+        self, x_RD: Tensor, gate_up_GD: Tensor, down_DF: Tensor, *, out: Tensor | None = None
+    ) -> Tensor:
         """y_RD = down(silu(gate) * up) (`gated_mlp.py`)."""
-        return gated_mlp.gated_mlp(x_RD, gate_up_GD, down_DF, backend=self.backend)
+        return gated_mlp.gated_mlp(x_RD, gate_up_GD, down_DF, out=out, backend=self.backend)
 
     def gated_experts(
         self,
@@ -58,19 +63,29 @@ class KernelSet:
         down_EDF: Tensor,
         expert_ids_RA: Tensor,
         weights_RA: Tensor,
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
         """This rank's experts of every row, weighted and added (`gated_experts.py`)."""
         return gated_experts.gated_experts(
-            x_RD, gate_up_EGD, down_EDF, expert_ids_RA, weights_RA, backend=self.backend
+            x_RD,
+            gate_up_EGD,
+            down_EDF,
+            expert_ids_RA,
+            weights_RA,
+            out=out,
+            backend=self.backend,
         )
 
-    def rms_norm(self, x_RD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    def rms_norm(
+        self, x_RD: Tensor, weight_D: Tensor, eps: float, *, out: Tensor | None = None
+    ) -> Tensor:
         """RMSNorm of every row (`rms_norm.py`)."""
-        return rms_norm.rms_norm(x_RD, weight_D, eps, backend=self.backend)
+        return rms_norm.rms_norm(x_RD, weight_D, eps, out=out, backend=self.backend)
 
     def add_rms_norm(
         self, x_RD: Tensor, residual_RD: Tensor, weight_D: Tensor, eps: float
-    ) -> rms_norm.NormedResidual:
+    ) -> NormedResidual:
         """(RMSNorm of x + residual, x + residual) (`rms_norm.py`)."""
         return rms_norm.add_rms_norm(x_RD, residual_RD, weight_D, eps, backend=self.backend)
 
@@ -126,9 +141,7 @@ class KernelSet:
             backend=self.backend,
         )
 
-    def softmax_topk(
-        self, logits_RE: Tensor, top_k: int, *, normalize: bool
-    ) -> router_topk.ExpertChoice:
+    def softmax_topk(self, logits_RE: Tensor, top_k: int, *, normalize: bool) -> ExpertChoice:
         """Top-k of the softmax over experts (`router_topk.py`)."""
         return router_topk.softmax_topk(logits_RE, top_k, normalize=normalize, backend=self.backend)
 
@@ -142,7 +155,7 @@ class KernelSet:
         topk_groups: int,
         normalize: bool,
         scale: float,
-    ) -> router_topk.ExpertChoice:
+    ) -> ExpertChoice:
         """Grouped sigmoid selection with a correction bias (`router_topk.py`)."""
         return router_topk.grouped_sigmoid_topk(
             logits_RE,

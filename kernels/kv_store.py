@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import DTYPE_CODES, library
-from phalanx.kernels.operand_checks import BadOperands, bad_operands
+from phalanx.kernels.operand_checks import bad_operands, row_stride
 
 EXPECTED = (
     "k_RGD and v_RGD float32 with adjacent heads, k_pool and v_pool contiguous [blocks, "
@@ -48,51 +48,48 @@ def kv_store(
     if backend is not Backend.NATIVE:
         kv_store_reference(k_RGD, v_RGD, k_pool, v_pool, slots_R)
         return
-    code = DTYPE_CODES.get(k_pool.dtype)
     rows, num_kv_heads, head_dim = k_RGD.shape
     num_blocks, block_size = k_pool.shape[:2]
-    if (
-        code is None
-        or v_pool.dtype is not k_pool.dtype
-        or k_RGD.dtype is not torch.float32
-        or v_RGD.dtype is not torch.float32
-        or slots_R.dtype is not torch.int64
-        or not (k_RGD.is_cpu and v_RGD.is_cpu and k_pool.is_cpu and slots_R.is_cpu)
-        or k_pool.shape != (num_blocks, block_size, num_kv_heads, head_dim)
-        or v_pool.shape != k_pool.shape
-        or v_RGD.shape != k_RGD.shape
-        or slots_R.shape != (rows,)
-        or not (k_pool.is_contiguous() and v_pool.is_contiguous() and slots_R.is_contiguous())
-        or k_RGD.stride()[1:] != (head_dim, 1)
-        or v_RGD.stride()[1:] != (head_dim, 1)
-    ):
-        raise _bad(k_RGD, v_RGD, k_pool, v_pool, slots_R)
-    in_range = library.kv_store(
-        k_RGD.data_ptr(),
-        k_RGD.stride(0),
-        v_RGD.data_ptr(),
-        v_RGD.stride(0),
-        k_pool.data_ptr(),
-        v_pool.data_ptr(),
-        code,
-        slots_R.data_ptr(),
-        rows,
-        num_blocks * block_size,
-        num_kv_heads * head_dim,
+    fits = (
+        k_pool.dtype in DTYPE_CODES
+        and v_pool.dtype is k_pool.dtype
+        and k_RGD.dtype is torch.float32
+        and v_RGD.dtype is torch.float32
+        and slots_R.dtype is torch.int64
+        and k_RGD.is_cpu
+        and v_RGD.is_cpu
+        and k_pool.is_cpu
+        and v_pool.is_cpu
+        and k_pool.is_contiguous()
+        and v_pool.is_contiguous()
+        and slots_R.is_contiguous()
+        and k_pool.shape == (num_blocks, block_size, num_kv_heads, head_dim)
+        and v_pool.shape == k_pool.shape
+        and v_RGD.shape == k_RGD.shape
+        and slots_R.shape == (rows,)
+        and (k_stride := row_stride(k_RGD)) >= 0
+        and (v_stride := row_stride(v_RGD)) >= 0
+        and library.kv_store(
+            k_RGD.data_ptr(),
+            k_stride,
+            v_RGD.data_ptr(),
+            v_stride,
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            DTYPE_CODES[k_pool.dtype],
+            slots_R.data_ptr(),
+            rows,
+            num_blocks * block_size,
+            num_kv_heads * head_dim,
+        )
     )
-    if not in_range:
-        raise _bad(k_RGD, v_RGD, k_pool, v_pool, slots_R)
-
-
-def _bad(
-    k_RGD: Tensor, v_RGD: Tensor, k_pool: Tensor, v_pool: Tensor, slots_R: Tensor
-) -> BadOperands:
-    return bad_operands(
-        "kv_store",
-        expected=EXPECTED,
-        k_RGD=k_RGD,
-        v_RGD=v_RGD,
-        k_pool=k_pool,
-        v_pool=v_pool,
-        slots_R=slots_R,
-    )
+    if not fits:
+        raise bad_operands(
+            "kv_store",
+            expected=EXPECTED,
+            k_RGD=k_RGD,
+            v_RGD=v_RGD,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            slots_R=slots_R,
+        )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import DTYPE_CODES, library
-from phalanx.kernels.operand_checks import bad_operands
+from phalanx.kernels.operand_checks import bad_operands, row_stride
 from phalanx.kernels.row_linear import linear_reference
 
 EXPECTED = "x_RK float32 with contiguous rows, w_NK contiguous float32 or bfloat16 with N >= 1"
@@ -56,32 +56,32 @@ def linear_argmax(x_RK: Tensor, w_NK: Tensor, *, backend: Backend) -> RowMaximum
 
 def linear_argmax_native(x_RK: Tensor, w_NK: Tensor) -> RowMaximum:
     """The call into the library."""
-    code = DTYPE_CODES.get(w_NK.dtype)
+    code = DTYPE_CODES.get(w_NK.dtype, -1)
+    x_shape, w_shape = x_RK.shape, w_NK.shape
     if (
-        code is None
+        code < 0
         or x_RK.dtype is not torch.float32
-        or not (x_RK.is_cpu and w_NK.is_cpu)
-        or not w_NK.is_contiguous()
-        or not x_RK.dim() == w_NK.dim() == 2
-        or x_RK.shape[1] != w_NK.shape[1]
-        or w_NK.shape[0] == 0
-        or x_RK.stride(1) != 1
+        or not (x_RK.is_cpu and w_NK.is_cpu and w_NK.is_contiguous())
+        or not len(x_shape) == len(w_shape) == 2
+        or x_shape[1] != w_shape[1]
+        or w_shape[0] == 0
+        or (x_stride := x_shape[1] if x_RK.is_contiguous() else row_stride(x_RK)) < 0
     ):
         raise bad_operands("linear_argmax", expected=EXPECTED, x_RK=x_RK, w_NK=w_NK)
-    rows, width = x_RK.shape
+    rows, width = x_shape
     value_R = torch.empty(rows)
     index_R = torch.empty(rows, dtype=torch.int64)
     log_sum_exp_R = torch.empty(rows)
     library.linear_argmax(
         x_RK.data_ptr(),
-        x_RK.stride(0),
+        x_stride,
         w_NK.data_ptr(),
         code,
         value_R.data_ptr(),
         index_R.data_ptr(),
         log_sum_exp_R.data_ptr(),
         rows,
-        w_NK.shape[0],
+        w_shape[0],
         width,
     )
     return RowMaximum(value_R, index_R, log_sum_exp_R)

@@ -3,6 +3,17 @@
 
 #define LOOKUP_VERSION 1
 
+int lookup_open_history(PyObject *history, History *opened) {
+    opened->sequence = PySequence_Fast(history, "history must be a sequence of token ids");
+    if (opened->sequence == NULL) {
+        return -1;
+    }
+    int is_list = PyList_Check(opened->sequence);
+    opened->item = is_list ? PyList_GetItem : PyTuple_GetItem;
+    opened->length = is_list ? PyList_Size(opened->sequence) : PyTuple_Size(opened->sequence);
+    return 0;
+}
+
 int lookup_add_type(PyObject *module, PyType_Spec *spec) {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     int failed = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0;

@@ -22,6 +22,27 @@ static inline uint64_t lookup_slot(uint64_t hash, int shift) {
     return (hash * LOOKUP_SPREAD) >> shift;
 }
 
+/* Object memory of a type made from a spec, through the stable interface. */
+static inline PyObject *lookup_alloc(PyTypeObject *type) {
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+static inline void lookup_free(PyObject *op) {
+    PyTypeObject *type = Py_TYPE(op);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(op);
+    Py_DECREF(type);
+}
+
+/* The caller's token ids during one call: a list or a tuple, of which a reference is held. */
+typedef struct {
+    PyObject *sequence;
+    PyObject *(*item)(PyObject *, Py_ssize_t); /* borrowed; checks bounds */
+    Py_ssize_t length;
+} History;
+
+/* Lists and tuples are read in place, another sequence is copied. -1 with an exception set. */
+int lookup_open_history(PyObject *history, History *opened);
+
 /* Each adds a type to the module; -1 with an exception set on failure. */
 int lookup_add_type(PyObject *module, PyType_Spec *spec);
 int lookup_add_index(PyObject *module);

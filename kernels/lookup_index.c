@@ -4,8 +4,7 @@
  * latest occurrence. It holds no text: it reads the caller's list, and compares every hit with it
  * token by token, so a hash collision or an entry left by a rewind is refused.
  *
- *   items     the token objects of the caller's list or tuple; borrowed during one call only
- *   position  index into items of the token after an n-gram, >= n; 0 = empty entry
+ *   position  index into the history of the token after an n-gram, >= n; 0 = empty entry
  *   tag       low half of the hash; entries with one tag side by side count as one n-gram
  */
 #include "lookup.h"
@@ -35,8 +34,17 @@ typedef struct {
     Table tables[MAX_SIZE];
 } Index;
 
-/* A token as a 64-bit word; -1 with an exception set when it is no int of 64 bits. */
-static inline int read_token(PyObject *item, uint64_t *token) {
+/* Token `at` as a 64-bit word; -1 with an exception set when it is no int of 64 bits. Only ints
+ * are read: converting another object could run code that changes the list. */
+static inline int read_token(const History *text, Py_ssize_t at, uint64_t *token) {
+    PyObject *item = text->item(text->sequence, at);
+    if (item == NULL) {
+        return -1;
+    }
+    if (!PyLong_Check(item)) {
+        PyErr_SetString(PyExc_TypeError, "history holds a value that is no token id");
+        return -1;
+    }
     long long value = PyLong_AsLongLong(item);
     if (value == -1 && PyErr_Occurred()) {
         return -1;
@@ -47,13 +55,13 @@ static inline int read_token(PyObject *item, uint64_t *token) {
 
 /* Hashes of the n-grams that end before `end`, one for each table with n <= end; tables are
  * sorted longest first. Returns the first such table, or -1 with an exception set. */
-static Py_ssize_t fold_ngrams(const Index *self, PyObject **items, Py_ssize_t end,
+static Py_ssize_t fold_ngrams(const Index *self, const History *text, Py_ssize_t end,
                               uint64_t *hashes) {
     uint64_t hash = LOOKUP_FOLD_BASIS, token;
     Py_ssize_t table = self->num_tables, folded = 0;
     while (table > 0 && self->tables[table - 1].size <= end) {
         for (; folded < self->tables[table - 1].size; folded++) {
-            if (read_token(items[end - 1 - folded], &token) < 0) {
+            if (read_token(text, end - 1 - folded, &token) < 0) {
                 return -1;
             }
             hash = lookup_fold(hash, token);
@@ -74,8 +82,8 @@ static inline Entry *find_entry(const Table *table, uint64_t hash) {
 }
 
 /* Make room for `more` entries at a load of three quarters at most. The full hashes are computed
- * again from the text; an entry whose text has changed could only ever be refused and is dropped. */
-static int reserve(Table *table, PyObject **items, Py_ssize_t end, size_t more) {
+ * again from the text; an entry whose text has changed could only be refused and is dropped. */
+static int reserve(Table *table, const History *text, size_t more) {
     Table grown = *table;
     while ((table->used + more) * 4 > ((size_t)3 << grown.log2)) {
         grown.log2++;
@@ -92,11 +100,11 @@ static int reserve(Table *table, PyObject **items, Py_ssize_t end, size_t more) 
     for (size_t at = 0; at < (size_t)1 << table->log2; at++) {
         Entry old = table->entries[at];
         uint64_t hash = LOOKUP_FOLD_BASIS, token;
-        if (old.position == 0 || (Py_ssize_t)old.position >= end) {
+        if (old.position == 0 || (Py_ssize_t)old.position >= text->length) {
             continue;
         }
         for (Py_ssize_t back = 1; back <= table->size; back++) {
-            if (read_token(items[old.position - back], &token) < 0) {
+            if (read_token(text, (Py_ssize_t)old.position - back, &token) < 0) {
                 PyMem_Free(grown.entries);
                 return -1;
             }
@@ -115,9 +123,9 @@ static int reserve(Table *table, PyObject **items, Py_ssize_t end, size_t more) 
     return 0;
 }
 
-static int observe_items(Index *self, PyObject **items, Py_ssize_t end) {
+static int observe_text(Index *self, const History *text) {
     uint64_t hashes[MAX_SIZE];
-    Py_ssize_t done = self->indexed;
+    Py_ssize_t done = self->indexed, end = text->length;
     if (done >= end) {
         self->indexed = end; /* a rewind, or nothing new */
         return 0;
@@ -127,12 +135,12 @@ static int observe_items(Index *self, PyObject **items, Py_ssize_t end) {
         return -1;
     }
     for (Py_ssize_t t = 0; t < self->num_tables; t++) {
-        if (reserve(&self->tables[t], items, end, (size_t)(end - done)) < 0) {
+        if (reserve(&self->tables[t], text, (size_t)(end - done)) < 0) {
             return -1;
         }
     }
     for (Py_ssize_t at = done > 0 ? done : 1; at < end; at++) {
-        Py_ssize_t first = fold_ngrams(self, items, at, hashes);
+        Py_ssize_t first = fold_ngrams(self, text, at, hashes);
         if (first < 0) {
             return -1;
         }
@@ -150,35 +158,34 @@ static int observe_items(Index *self, PyObject **items, Py_ssize_t end) {
 
 /* How many tokens before `one` equal those before `other`, counted backwards up to `count`.
  * -1 with an exception set on failure. */
-static Py_ssize_t equal_back(PyObject **items, Py_ssize_t one, Py_ssize_t other, Py_ssize_t count) {
+static Py_ssize_t equal_back(const History *text, Py_ssize_t one, Py_ssize_t other,
+                             Py_ssize_t count) {
     Py_ssize_t equal = 0;
     uint64_t a, b;
-    while (equal < count) {
-        PyObject *x = items[one - 1 - equal], *y = items[other - 1 - equal];
-        if (x != y) {
-            if (read_token(x, &a) < 0 || read_token(y, &b) < 0) {
-                return -1;
-            }
-            if (a != b) {
-                break;
-            }
+    for (; equal < count; equal++) {
+        if (read_token(text, one - 1 - equal, &a) < 0 ||
+            read_token(text, other - 1 - equal, &b) < 0) {
+            return -1;
         }
-        equal++;
+        if (a != b) {
+            break;
+        }
     }
     return equal;
 }
 
 /* Sets *start and *size to the longest indexed n-gram that ends the text; *size 0 when none. */
-static int find_continuation(const Index *self, PyObject **items, Py_ssize_t end, Py_ssize_t *start,
+static int find_continuation(const Index *self, const History *text, Py_ssize_t *start,
                              Py_ssize_t *size) {
     uint64_t hashes[MAX_SIZE];
-    Py_ssize_t first = fold_ngrams(self, items, end, hashes);
+    Py_ssize_t end = text->length, first = fold_ngrams(self, text, end, hashes);
     *start = *size = 0;
     if (first < 0) {
         return -1;
     }
     for (Py_ssize_t t = first; t < self->num_tables; t++) {
-        __builtin_prefetch(&self->tables[t].entries[lookup_slot(hashes[t], 64 - self->tables[t].log2)]);
+        const Table *table = &self->tables[t];
+        __builtin_prefetch(&table->entries[lookup_slot(hashes[t], 64 - table->log2)]);
     }
     for (Py_ssize_t t = first; t < self->num_tables; t++) {
         Py_ssize_t length = self->tables[t].size;
@@ -186,7 +193,7 @@ static int find_continuation(const Index *self, PyObject **items, Py_ssize_t end
         if (position < length || position >= end) {
             continue;
         }
-        Py_ssize_t equal = equal_back(items, position, end, length);
+        Py_ssize_t equal = equal_back(text, position, end, length);
         if (equal < 0) {
             return -1;
         }
@@ -199,84 +206,57 @@ static int find_continuation(const Index *self, PyObject **items, Py_ssize_t end
     return 0;
 }
 
-static PyObject *history_items(PyObject *history, PyObject ***items, Py_ssize_t *end) {
-    PyObject *fast = PySequence_Fast(history, "history must be a sequence of token ids");
-    if (fast != NULL) {
-        *items = PySequence_Fast_ITEMS(fast);
-        *end = PySequence_Fast_GET_SIZE(fast);
-    }
-    return fast;
-}
-
 /* The pair that both look-ups return; faster than Py_BuildValue. */
 static PyObject *start_and_length(Py_ssize_t start, Py_ssize_t length) {
-    PyObject *pair = PyTuple_New(2);
     PyObject *first = PyLong_FromSsize_t(start), *second = PyLong_FromSsize_t(length);
-    if (pair == NULL || first == NULL || second == NULL) {
-        Py_XDECREF(pair);
-        Py_XDECREF(first);
-        Py_XDECREF(second);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(pair, 0, first);
-    PyTuple_SET_ITEM(pair, 1, second);
+    PyObject *pair = first != NULL && second != NULL ? PyTuple_Pack(2, first, second) : NULL;
+    Py_XDECREF(first);
+    Py_XDECREF(second);
     return pair;
 }
 
 static PyObject *index_observe(PyObject *op, PyObject *history) {
-    PyObject **items;
-    Py_ssize_t end;
-    PyObject *fast = history_items(history, &items, &end);
-    if (fast == NULL) {
+    History text;
+    if (lookup_open_history(history, &text) < 0) {
         return NULL;
     }
-    int failed = observe_items((Index *)op, items, end);
-    Py_DECREF(fast);
+    int failed = observe_text((Index *)op, &text);
+    Py_DECREF(text.sequence);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *index_continuation(PyObject *op, PyObject *history) {
-    PyObject **items;
-    Py_ssize_t end, start, size;
-    PyObject *fast = history_items(history, &items, &end);
-    if (fast == NULL) {
+    History text;
+    Py_ssize_t start, size;
+    if (lookup_open_history(history, &text) < 0) {
         return NULL;
     }
-    int failed = find_continuation((Index *)op, items, end, &start, &size);
-    Py_DECREF(fast);
+    int failed = find_continuation((Index *)op, &text, &start, &size);
+    Py_DECREF(text.sequence);
     return failed ? NULL : start_and_length(start, size);
 }
 
 static PyObject *index_match(PyObject *op, PyObject *const *args, Py_ssize_t nargs) {
-    PyObject **items;
-    Py_ssize_t end, start = 0, matched = 0;
+    History text;
+    Py_ssize_t start = 0, matched = 0;
     if (nargs != 2) {
         PyErr_SetString(PyExc_TypeError, "match takes (history, wanted)");
         return NULL;
     }
     Py_ssize_t wanted = PyNumber_AsSsize_t(args[1], NULL);
-    if (wanted == -1 && PyErr_Occurred()) {
+    if ((wanted == -1 && PyErr_Occurred()) || lookup_open_history(args[0], &text) < 0) {
         return NULL;
     }
-    PyObject *fast = history_items(args[0], &items, &end);
-    if (fast == NULL) {
-        return NULL;
+    int failed = observe_text((Index *)op, &text) < 0 ||
+                 find_continuation((Index *)op, &text, &start, &matched) < 0;
+    Py_ssize_t most = wanted < start ? wanted : start;
+    if (!failed && matched > 0 && matched < most) {
+        Py_ssize_t more = equal_back(&text, start - matched, text.length - matched, most - matched);
+        failed = more < 0;
+        matched += more;
     }
-    int failed = observe_items((Index *)op, items, end) < 0 ||
-                 find_continuation((Index *)op, items, end, &start, &matched) < 0;
-    if (!failed && matched > 0 && matched < wanted) {
-        Py_ssize_t most = wanted < start ? wanted : start;
-        if (most > matched) {
-            Py_ssize_t more = equal_back(items, start - matched, end - matched, most - matched);
-            failed = more < 0;
-            matched += more;
-        }
-    }
-    Py_DECREF(fast);
-    if (failed) {
-        return NULL;
-    }
-    return start_and_length(start, matched);
+    Py_DECREF(text.sequence);
+    return failed ? NULL : start_and_length(start, matched);
 }
 
 static PyObject *index_num_bytes(PyObject *op, void *closure) {
@@ -290,17 +270,17 @@ static PyObject *index_num_bytes(PyObject *op, void *closure) {
 }
 
 static PyObject *index_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    Py_ssize_t count = PyTuple_GET_SIZE(args);
-    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+    Py_ssize_t count = PyTuple_Size(args);
+    if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "NgramIndex takes sizes only");
         return NULL;
     }
-    Index *self = (Index *)type->tp_alloc(type, 0); /* zeroed */
+    Index *self = (Index *)lookup_alloc(type); /* zeroed */
     if (self == NULL) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        Py_ssize_t size = PyNumber_AsSsize_t(PyTuple_GET_ITEM(args, i), NULL), at = 0;
+        Py_ssize_t size = PyNumber_AsSsize_t(PyTuple_GetItem(args, i), NULL), at = 0;
         if (size == -1 && PyErr_Occurred()) {
             Py_DECREF(self);
             return NULL;
@@ -322,9 +302,9 @@ static PyObject *index_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         memmove(&self->tables[at + 1], &self->tables[at],
                 (size_t)(self->num_tables - at) * sizeof(Table));
         self->num_tables++;
-        self->tables[at] = (Table){
-            .size = size, .log2 = FIRST_LOG2, .entries = PyMem_Calloc((size_t)1 << FIRST_LOG2, sizeof(Entry))};
-        if (self->tables[at].entries == NULL) {
+        Entry *entries = PyMem_Calloc((size_t)1 << FIRST_LOG2, sizeof(Entry));
+        self->tables[at] = (Table){.size = size, .entries = entries, .log2 = FIRST_LOG2};
+        if (entries == NULL) {
             Py_DECREF(self);
             return PyErr_NoMemory();
         }
@@ -341,12 +321,10 @@ static PyObject *index_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void index_dealloc(PyObject *op) {
     Index *self = (Index *)op;
-    PyTypeObject *type = Py_TYPE(op);
     for (Py_ssize_t t = 0; t < self->num_tables; t++) {
         PyMem_Free(self->tables[t].entries);
     }
-    type->tp_free(op);
-    Py_DECREF(type);
+    lookup_free(op);
 }
 
 static PyMethodDef index_methods[] = {

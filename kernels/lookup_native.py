@@ -1,6 +1,6 @@
 """The door to the compiled lookup tables: loads them once, or says why they cannot be used.
 
-`NativeIndex` and `NativeScope` are the twins of `NgramIndex` in `proposers/prompt_lookup.py` and of
+`NativeIndex` and `NativeScope` are the twins of `NgramIndex` in `proposers/ngram_index.py` and of
 `TextScope` in `proposers/shared_lookup.py`: same calls, same answers, about ten times faster. They
 are None where the package was installed without a C compiler; the twins in Python serve then.
 """
@@ -22,9 +22,7 @@ NativeScope: type[TextScope] | None = None
 try:
     from phalanx.kernels import _lookup as library
 except ImportError as error:
-    LOAD_PROBLEM = (
-        f"not built or not loadable ({error}) -- reinstall with a C compiler on the path"
-    )
+    LOAD_PROBLEM = f"not built or not loadable ({error}) -- reinstall with a C compiler on the path"
 else:
     if library.VERSION == EXPECTED_VERSION:
         NativeIndex = library.NgramIndex

@@ -3,6 +3,7 @@
  *   ring      token ids, oldest overwritten first
  *   position  ever-growing index into the text, from 1; position p lives at ring[p % ring_tokens]
  *   slot      n-gram hash -> position of the token that followed it last; 0 = empty
+ *   bucket    the WAYS neighbouring slots where an n-gram may be; a new one takes the oldest
  *
  * Every hit is compared with the ring token by token, and must lie wholly in what is still there,
  * so collisions and overwritten text cost a missed draft, never a wrong copy.
@@ -12,6 +13,7 @@
 #define SEPARATOR 0xFFFFFFFFu
 #define DEDUP_RUN 32
 #define MAX_KEY 64
+#define WAYS 4
 #define NO_TOKEN (-1)
 
 typedef struct {
@@ -26,14 +28,6 @@ typedef struct {
 static inline void append(Scope *self, uint32_t token) {
     self->ring[self->head % self->ring_tokens] = token;
     self->head++;
-}
-
-static inline uint64_t *find_slot(const Scope *self, const uint32_t *key) {
-    uint64_t hash = LOOKUP_FOLD_BASIS;
-    for (Py_ssize_t back = self->key_len - 1; back >= 0; back--) {
-        hash = lookup_fold(hash, key[back]);
-    }
-    return &self->slots[lookup_slot(hash, self->shift)];
 }
 
 /* The stored token at `position` if the key before it is `key`, else NO_TOKEN. */
@@ -55,13 +49,34 @@ static inline int64_t follower(const Scope *self, uint64_t position, const uint3
     return self->ring[at];
 }
 
+/* The key's slot and, in *token, what followed it last; else the oldest slot of its bucket and
+ * NO_TOKEN. Empty and overwritten slots hold the smallest positions, so they go first. */
+static inline uint64_t *find_slot(const Scope *self, const uint32_t *key, int64_t *token) {
+    uint64_t hash = LOOKUP_FOLD_BASIS;
+    for (Py_ssize_t back = self->key_len - 1; back >= 0; back--) {
+        hash = lookup_fold(hash, key[back]);
+    }
+    uint64_t *bucket = &self->slots[lookup_slot(hash, self->shift) * WAYS], *oldest = bucket;
+    for (uint64_t *slot = bucket; slot < bucket + WAYS; slot++) {
+        *token = follower(self, *slot, key);
+        if (*token != NO_TOKEN) {
+            return slot;
+        }
+        if (*slot < *oldest) {
+            oldest = slot;
+        }
+    }
+    return oldest;
+}
+
 /* Stores the runs of `text` ([count] tokens, count <= ring_tokens - 1) not predicted already. */
 static void store(Scope *self, const uint32_t *text, Py_ssize_t count) {
     int writing = 0, known_run = 0;
     for (Py_ssize_t at = self->key_len; at < count; at++) {
         const uint32_t *key = text + at - self->key_len;
-        uint64_t *slot = find_slot(self, key);
-        int known = follower(self, *slot, key) == (int64_t)text[at];
+        int64_t follows;
+        uint64_t *slot = find_slot(self, key, &follows);
+        int known = follows == (int64_t)text[at];
         if (!writing) {
             if (known) {
                 continue;
@@ -109,14 +124,19 @@ static PyObject *scope_insert(PyObject *op, PyObject *document) {
     return PyLong_FromUnsignedLongLong(self->head - before);
 }
 
-/* The last key_len tokens of `items` as u32: 1, 0 when one is no token id, -1 on failure. */
-static int read_key(const Scope *self, PyObject **items, Py_ssize_t end, uint32_t *key) {
+/* The last key_len tokens as u32; 0 when there are fewer or one is no token id. */
+static int read_key(const Scope *self, const History *text, uint32_t *key) {
+    if (text->length < self->key_len) {
+        return 0;
+    }
     for (Py_ssize_t i = 0; i < self->key_len; i++) {
-        int overflow;
-        long long token = PyLong_AsLongLongAndOverflow(items[end - self->key_len + i], &overflow);
-        if (token == -1 && overflow == 0 && PyErr_Occurred()) {
-            return -1;
+        PyObject *item = text->item(text->sequence, text->length - self->key_len + i);
+        int overflow = 0;
+        if (item == NULL || !PyLong_Check(item)) {
+            PyErr_Clear();
+            return 0;
         }
+        long long token = PyLong_AsLongLongAndOverflow(item, &overflow);
         if (overflow != 0 || token < 0 || token >= (long long)SEPARATOR) {
             return 0;
         }
@@ -156,22 +176,16 @@ static PyObject *scope_propose(PyObject *op, PyObject *const *args, Py_ssize_t n
     if (max_drafts == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    PyObject *fast = PySequence_Fast(args[0], "history must be a sequence of token ids");
-    if (fast == NULL) {
+    History text;
+    if (lookup_open_history(args[0], &text) < 0) {
         return NULL;
     }
-    Py_ssize_t end = PySequence_Fast_GET_SIZE(fast);
-    int whole = 0;
-    if (max_drafts > 0 && end >= self->key_len) {
-        whole = read_key(self, PySequence_Fast_ITEMS(fast), end, key);
-    }
-    Py_DECREF(fast);
-    if (whole < 0) {
-        return NULL;
-    }
+    int whole = max_drafts > 0 && read_key(self, &text, key);
+    Py_DECREF(text.sequence);
     if (whole) {
-        uint64_t position = *find_slot(self, key);
-        if (follower(self, position, key) != NO_TOKEN) {
+        int64_t follows;
+        uint64_t position = *find_slot(self, key, &follows);
+        if (follows != NO_TOKEN) {
             return copy_from(self, position, max_drafts);
         }
     }
@@ -185,15 +199,15 @@ static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &key_len)) {
         return NULL;
     }
-    if (num_slots < 2 || (num_slots & (num_slots - 1)) != 0 || key_len < 1 || key_len > MAX_KEY ||
-        ring_tokens <= key_len + 1) {
+    int power_of_two = num_slots >= 2 * WAYS && (num_slots & (num_slots - 1)) == 0;
+    if (!power_of_two || key_len < 1 || key_len > MAX_KEY || ring_tokens <= key_len + 1) {
         PyErr_Format(PyExc_ValueError,
-                     "scope geometry (num_slots=%zd a power of two >= 2, ring_tokens=%zd > key_len "
+                     "scope geometry (num_slots=%zd a power of two >= 8, ring_tokens=%zd > key_len "
                      "+ 1, key_len=%zd in 1..%d) -- it could not hold one match -- give it more",
                      num_slots, ring_tokens, key_len, MAX_KEY);
         return NULL;
     }
-    Scope *self = (Scope *)type->tp_alloc(type, 0);
+    Scope *self = (Scope *)lookup_alloc(type);
     if (self == NULL) {
         return NULL;
     }
@@ -201,7 +215,7 @@ static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->num_slots = (uint64_t)num_slots;
     self->ring_tokens = (uint64_t)ring_tokens;
     self->head = 1;
-    self->shift = 64 - __builtin_ctzll((uint64_t)num_slots);
+    self->shift = 64 - __builtin_ctzll((uint64_t)(num_slots / WAYS));
     self->slots = PyMem_Calloc((size_t)num_slots, sizeof(uint64_t));
     self->ring = PyMem_Calloc((size_t)ring_tokens, sizeof(uint32_t));
     if (self->slots == NULL || self->ring == NULL) {
@@ -212,11 +226,9 @@ static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static void scope_dealloc(PyObject *op) {
-    PyTypeObject *type = Py_TYPE(op);
     PyMem_Free(((Scope *)op)->slots);
     PyMem_Free(((Scope *)op)->ring);
-    type->tp_free(op);
-    Py_DECREF(type);
+    lookup_free(op);
 }
 
 static PyObject *scope_num_bytes(PyObject *op, void *closure) {

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+__all__ = ["DTYPE_CODES", "library", "native_problem"]
+
 # The number the Python side was written against; a stale build carries another one.
 EXPECTED_VERSION = 1
 

@@ -6,6 +6,7 @@ their operands in one cheap condition and build this error only when it fails.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -22,6 +23,23 @@ def bad_operands(operation: str, *, expected: str, **operands: Tensor | None) ->
         f"{operation}: operands do not fit ({found}; expected {expected}) -- the native kernel "
         "reads raw memory -- cast, reshape or make the operand contiguous before the call"
     )
+
+
+def row_stride(tensor: Tensor) -> int:
+    """Elements from one row to the next; -1 when the elements of a row do not lie side by side.
+
+    Rows may be slices of a wider tensor. For [R, D] and [R, H, D].
+    """
+    strides = tensor.stride()
+    inner = (tensor.shape[-1], 1)
+    return strides[0] if strides[1:] == inner[-(tensor.dim() - 1) :] else -1
+
+
+def out_row_stride(out: Tensor, rows: int, width: int) -> int:
+    """The row stride of a given output, -1 when it is not a float32 CPU tensor [rows, width]."""
+    if out.dtype is not torch.float32 or out.shape != (rows, width) or not out.is_cpu:
+        return -1
+    return width if out.is_contiguous() else row_stride(out)
 
 
 def describe(tensor: Tensor) -> str:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import DTYPE_CODES, library
-from phalanx.kernels.operand_checks import BadOperands, bad_operands
+from phalanx.kernels.operand_checks import bad_operands, row_stride
 
 EXPECTED = (
     "q_RHD float32 with adjacent heads, k_pool and v_pool contiguous [blocks, block_size, G, D] of "
@@ -52,7 +52,7 @@ def paged_attention_reference(
         k_1GTD = gather_positions(k_pool, blocks, num_positions).to(q_RHD.dtype)
         v_1GTD = gather_positions(v_pool, blocks, num_positions).to(q_RHD.dtype)
         positions_T = torch.arange(num_positions, device=q_RHD.device)
-        for part in rows.split(REFERENCE_ROWS):
+        for part in torch.split(rows, REFERENCE_ROWS):
             visible_RT = positions_T <= row_last_R[part, None]
             part_1HRD = functional.scaled_dot_product_attention(
                 q_RHD[part].transpose(0, 1)[None],
@@ -107,72 +107,64 @@ def paged_attention_native(
     out: Tensor | None,
 ) -> Tensor:
     """The call into the library."""
-    code = DTYPE_CODES.get(k_pool.dtype)
     rows, num_heads, head_dim = q_RHD.shape
     num_blocks, block_size, num_kv_heads, _ = k_pool.shape
-    if out is None:
-        out = torch.empty((rows, num_heads, head_dim))
-    if (
-        code is None
-        or v_pool.dtype is not k_pool.dtype
-        or q_RHD.dtype is not torch.float32
-        or not (q_RHD.is_cpu and k_pool.is_cpu and v_pool.is_cpu and block_tables_SB.is_cpu)
-        or not block_tables_SB.dtype is row_seq_R.dtype is row_last_R.dtype is torch.int32
-        or k_pool.shape[3] != head_dim
-        or v_pool.shape != k_pool.shape
-        or num_heads % num_kv_heads
-        or not row_seq_R.shape == row_last_R.shape == (rows,)
-        or not (k_pool.is_contiguous() and v_pool.is_contiguous() and out.is_contiguous())
-        or not (block_tables_SB.is_contiguous() and row_seq_R.is_contiguous())
-        or not row_last_R.is_contiguous()
-        or q_RHD.stride()[1:] != (head_dim, 1)
-        or out.shape != q_RHD.shape
-        or out.dtype is not torch.float32
-    ):
-        raise _bad(q_RHD, k_pool, v_pool, block_tables_SB, row_seq_R, row_last_R, out)
     num_seqs, table_width = block_tables_SB.shape
-    in_range = library.paged_attention(
-        q_RHD.data_ptr(),
-        q_RHD.stride(0),
-        k_pool.data_ptr(),
-        v_pool.data_ptr(),
-        code,
-        block_tables_SB.data_ptr(),
-        row_seq_R.data_ptr(),
-        row_last_R.data_ptr(),
-        scale,
-        out.data_ptr(),
-        rows,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        num_blocks,
-        block_size,
-        num_seqs,
-        table_width,
+    y_RHD = torch.empty(rows, num_heads, head_dim) if out is None else out
+    fits = (
+        k_pool.dtype in DTYPE_CODES
+        and v_pool.dtype is k_pool.dtype
+        and q_RHD.dtype is torch.float32
+        and block_tables_SB.dtype is torch.int32
+        and row_seq_R.dtype is torch.int32
+        and row_last_R.dtype is torch.int32
+        and q_RHD.is_cpu
+        and k_pool.is_cpu
+        and v_pool.is_cpu
+        and k_pool.is_contiguous()
+        and v_pool.is_contiguous()
+        and block_tables_SB.is_contiguous()
+        and row_seq_R.is_contiguous()
+        and row_last_R.is_contiguous()
+        and k_pool.shape == (num_blocks, block_size, num_kv_heads, head_dim)
+        and v_pool.shape == k_pool.shape
+        and row_seq_R.shape == (rows,)
+        and row_last_R.shape == (rows,)
+        and (q_stride := row_stride(q_RHD)) >= 0
+        and y_RHD.dtype is torch.float32
+        and y_RHD.shape == (rows, num_heads, head_dim)
+        and y_RHD.is_contiguous()
+        and library.paged_attention(
+            q_RHD.data_ptr(),
+            q_stride,
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            DTYPE_CODES[k_pool.dtype],
+            block_tables_SB.data_ptr(),
+            row_seq_R.data_ptr(),
+            row_last_R.data_ptr(),
+            scale,
+            y_RHD.data_ptr(),
+            rows,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            num_blocks,
+            block_size,
+            num_seqs,
+            table_width,
+        )
     )
-    if not in_range:
-        raise _bad(q_RHD, k_pool, v_pool, block_tables_SB, row_seq_R, row_last_R, out)
-    return out
-
-
-def _bad(
-    q_RHD: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    block_tables_SB: Tensor,
-    row_seq_R: Tensor,
-    row_last_R: Tensor,
-    out: Tensor,
-) -> BadOperands:
-    return bad_operands(
-        "paged_attention",
-        expected=EXPECTED,
-        q_RHD=q_RHD,
-        k_pool=k_pool,
-        v_pool=v_pool,
-        block_tables_SB=block_tables_SB,
-        row_seq_R=row_seq_R,
-        row_last_R=row_last_R,
-        out=out,
-    )
+    if not fits:
+        raise bad_operands(
+            "paged_attention",
+            expected=EXPECTED,
+            q_RHD=q_RHD,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            block_tables_SB=block_tables_SB,
+            row_seq_R=row_seq_R,
+            row_last_R=row_last_R,
+            out=out,
+        )
+    return y_RHD

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import DTYPE_CODES, library
-from phalanx.kernels.operand_checks import bad_operands
+from phalanx.kernels.operand_checks import bad_operands, out_row_stride, row_stride
 
 EXPECTED = (
-    "x_RD (and residual_RD) float32 with contiguous rows, weight_D contiguous float32 or bfloat16"
+    "x_RD (and residual_RD) float32 with contiguous rows, weight_D contiguous float32 or bfloat16, "
+    "out contiguous float32 [R, D]"
 )
 
 
@@ -34,36 +35,31 @@ def rms_norm_reference(x_RD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return weight_D.to(x_RD.dtype) * (x32_RD * scale_R1).to(x_RD.dtype)
 
 
-def rms_norm(x_RD: Tensor, weight_D: Tensor, eps: float, *, backend: Backend) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps) per row.
+def rms_norm(
+    x_RD: Tensor, weight_D: Tensor, eps: float, *, out: Tensor | None = None, backend: Backend
+) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) per row, into `out` when given (may be x itself).
 
     Raises:
         BadOperands: native backend and an operand of another dtype, shape or layout.
     """
     if backend is not Backend.NATIVE:
-        return rms_norm_reference(x_RD, weight_D, eps)
-    code = DTYPE_CODES.get(weight_D.dtype)
-    if (
-        code is None
-        or x_RD.dtype is not torch.float32
-        or not (x_RD.is_cpu and weight_D.is_cpu)
-        or x_RD.dim() != 2
-        or weight_D.shape != x_RD.shape[1:]
-        or not weight_D.is_contiguous()
-        or x_RD.stride(1) != 1
-    ):
-        raise bad_operands("rms_norm", expected=EXPECTED, x_RD=x_RD, weight_D=weight_D)
+        y_RD = rms_norm_reference(x_RD, weight_D, eps)
+        return y_RD if out is None else out.copy_(y_RD)
+    code = DTYPE_CODES.get(weight_D.dtype, -1)
     rows, width = x_RD.shape
-    y_RD = torch.empty((rows, width))
+    if (
+        code < 0
+        or x_RD.dtype is not torch.float32
+        or not (x_RD.is_cpu and weight_D.is_cpu and weight_D.is_contiguous())
+        or weight_D.shape != (width,)
+        or (x_stride := width if x_RD.is_contiguous() else row_stride(x_RD)) < 0
+        or not (out is None or (out.is_contiguous() and out_row_stride(out, rows, width) >= 0))
+    ):
+        raise bad_operands("rms_norm", expected=EXPECTED, x_RD=x_RD, weight_D=weight_D, out=out)
+    y_RD = torch.empty(rows, width) if out is None else out
     library.rms_norm(
-        x_RD.data_ptr(),
-        x_RD.stride(0),
-        weight_D.data_ptr(),
-        code,
-        eps,
-        y_RD.data_ptr(),
-        rows,
-        width,
+        x_RD.data_ptr(), x_stride, weight_D.data_ptr(), code, eps, y_RD.data_ptr(), rows, width
     )
     return y_RD
 
@@ -79,29 +75,28 @@ def add_rms_norm(
     if backend is not Backend.NATIVE:
         sum_RD = x_RD + residual_RD
         return NormedResidual(rms_norm_reference(sum_RD, weight_D, eps), sum_RD)
-    code = DTYPE_CODES.get(weight_D.dtype)
+    code = DTYPE_CODES.get(weight_D.dtype, -1)
+    rows, width = x_RD.shape
     if (
-        code is None
+        code < 0
         or x_RD.dtype is not torch.float32
         or residual_RD.dtype is not torch.float32
         or not (x_RD.is_cpu and residual_RD.is_cpu and weight_D.is_cpu)
-        or x_RD.dim() != 2
-        or residual_RD.shape != x_RD.shape
-        or weight_D.shape != x_RD.shape[1:]
+        or residual_RD.shape != (rows, width)
+        or weight_D.shape != (width,)
         or not weight_D.is_contiguous()
-        or x_RD.stride(1) != 1
-        or residual_RD.stride(1) != 1
+        or (x_stride := width if x_RD.is_contiguous() else row_stride(x_RD)) < 0
+        or (skip_stride := width if residual_RD.is_contiguous() else row_stride(residual_RD)) < 0
     ):
         raise bad_operands(
             "add_rms_norm", expected=EXPECTED, x_RD=x_RD, residual_RD=residual_RD, weight_D=weight_D
         )
-    rows, width = x_RD.shape
-    normed_RD, sum_RD = torch.empty((2, rows, width)).unbind(0)
+    normed_RD, sum_RD = torch.empty(rows, width), torch.empty(rows, width)
     library.add_rms_norm(
         x_RD.data_ptr(),
-        x_RD.stride(0),
+        x_stride,
         residual_RD.data_ptr(),
-        residual_RD.stride(0),
+        skip_stride,
         weight_D.data_ptr(),
         code,
         eps,

@@ -22,8 +22,6 @@ from phalanx.kernels.operand_checks import BadOperands, bad_operands
 
 # Keeps a sum of vanishing weights from dividing by zero; the value DeepSeek-V3 uses.
 WEIGHT_SUM_FLOOR = 1e-20
-# The native path keeps an expert row on the stack.
-MAX_NATIVE_EXPERTS = 4096
 
 
 class ExpertChoice(NamedTuple):
@@ -64,11 +62,11 @@ def softmax_topk(
             f"softmax_topk: bad top_k (top_k={top_k}, experts={num_experts}) -- a row needs that "
             "many distinct experts -- use a top_k between 1 and the number of experts"
         )
-    if backend is not Backend.NATIVE or num_experts > MAX_NATIVE_EXPERTS:
+    if backend is not Backend.NATIVE:
         return softmax_topk_reference(logits_RE, top_k, normalize=normalize)
     _check_logits("softmax_topk", logits_RE)
-    ids_RA = torch.empty((rows, top_k), dtype=torch.int32)
-    weights_RA = torch.empty((rows, top_k))
+    ids_RA = torch.empty(rows, top_k, dtype=torch.int32)
+    weights_RA = torch.empty(rows, top_k)
     library.softmax_topk(
         logits_RE.data_ptr(),
         ids_RA.data_ptr(),
@@ -94,7 +92,7 @@ def grouped_sigmoid_topk_reference(
     """On any device."""
     scores_RE = logits_RE.float().sigmoid()
     biased_RE = scores_RE + correction_bias_E
-    biased_RGM = biased_RE.unflatten(1, (num_groups, -1))
+    biased_RGM = biased_RE.view(-1, num_groups, biased_RE.shape[1] // num_groups)
     group_scores_RG = biased_RGM.topk(2, dim=-1).values.sum(dim=-1)
     kept_RG = torch.zeros_like(group_scores_RG, dtype=torch.bool)
     kept_RG.scatter_(1, highest_first(group_scores_RG, topk_groups), True)
@@ -137,7 +135,7 @@ def grouped_sigmoid_topk(
             f"topk_groups={topk_groups}, top_k={top_k}) -- every group needs the same number of "
             "experts, at least two, and the chosen groups at least top_k -- check the model config"
         )
-    if backend is not Backend.NATIVE or num_experts > MAX_NATIVE_EXPERTS:
+    if backend is not Backend.NATIVE:
         return grouped_sigmoid_topk_reference(
             logits_RE,
             correction_bias_E,
@@ -148,8 +146,8 @@ def grouped_sigmoid_topk(
             scale=scale,
         )
     _check_logits("grouped_sigmoid_topk", logits_RE, correction_bias_E)
-    ids_RA = torch.empty((rows, top_k), dtype=torch.int32)
-    weights_RA = torch.empty((rows, top_k))
+    ids_RA = torch.empty(rows, top_k, dtype=torch.int32)
+    weights_RA = torch.empty(rows, top_k)
     library.grouped_sigmoid_topk(
         logits_RE.data_ptr(),
         correction_bias_E.data_ptr(),

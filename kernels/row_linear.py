@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from phalanx.kernels.backend import Backend
 from phalanx.kernels.native_library import DTYPE_CODES, library
-from phalanx.kernels.operand_checks import bad_operands
+from phalanx.kernels.operand_checks import bad_operands, out_row_stride, row_stride
 
 EXPECTED = (
     "x_RK float32 with contiguous rows, w_NK contiguous float32 or bfloat16, out float32 [R, N]"
@@ -42,31 +42,33 @@ def linear(x_RK: Tensor, w_NK: Tensor, *, out: Tensor | None = None, backend: Ba
 
 def linear_native(x_RK: Tensor, w_NK: Tensor, out: Tensor | None) -> Tensor:
     """The call into the library."""
-    code = DTYPE_CODES.get(w_NK.dtype)
+    code = DTYPE_CODES.get(w_NK.dtype, -1)
+    x_shape, w_shape = x_RK.shape, w_NK.shape
     if (
-        code is None
+        code < 0
         or x_RK.dtype is not torch.float32
-        or not (x_RK.is_cpu and w_NK.is_cpu)
-        or not w_NK.is_contiguous()
-        or not x_RK.dim() == w_NK.dim() == 2
-        or x_RK.stride(1) != 1
+        or not (x_RK.is_cpu and w_NK.is_cpu and w_NK.is_contiguous())
+        or not len(x_shape) == len(w_shape) == 2
+        or x_shape[1] != w_shape[1]
     ):
         raise bad_operands("linear", expected=EXPECTED, x_RK=x_RK, w_NK=w_NK)
-    rows, width = x_RK.shape
-    num_out, w_width = w_NK.shape
+    rows, width = x_shape
+    num_out = w_shape[0]
+    x_stride = width if x_RK.is_contiguous() else row_stride(x_RK)
     if out is None:
-        out = torch.empty((rows, num_out))
-    elif out.shape != (rows, num_out) or out.dtype is not torch.float32 or out.stride(1) != 1:
+        out = torch.empty(rows, num_out)
+        out_stride = num_out
+    else:
+        out_stride = out_row_stride(out, rows, num_out)
+    if x_stride < 0 or out_stride < 0:
         raise bad_operands("linear", expected=EXPECTED, x_RK=x_RK, w_NK=w_NK, out=out)
-    if w_width != width:
-        raise bad_operands("linear", expected=EXPECTED, x_RK=x_RK, w_NK=w_NK)
     library.linear(
         x_RK.data_ptr(),
-        x_RK.stride(0),
+        x_stride,
         w_NK.data_ptr(),
         code,
         out.data_ptr(),
-        out.stride(0),
+        out_stride,
         rows,
         num_out,
         width,

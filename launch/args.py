@@ -113,6 +113,8 @@ def add_dataclass(
             group.add_argument(
                 option, dest=item.name, action=argparse.BooleanOptionalAction, help=help_text
             )
+        elif choices := _choices(hints[item.name]):
+            group.add_argument(option, dest=item.name, choices=choices, help=help_text)
         else:
             group.add_argument(
                 option, dest=item.name, type=kind, metavar=kind.__name__.upper(), help=help_text
@@ -197,6 +199,11 @@ def read_speculative_config(text: str) -> SpecConfig:
             )
         fields[name] = value
     return SpecConfig(**fields)
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The accepted words of a Literal field; empty for other fields."""
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
 
 
 def _plain_type(hint: Any) -> type | None:

@@ -22,12 +22,12 @@ ROUNDED_FROM: Final = 4
 class CopyWindow:
     """The drafts one copy may carry, between `min_drafts` and `max_drafts`.
 
-    Raises ValueError unless 1 <= min_drafts <= max_drafts.
+    `start` is clamped to the bounds. Raises ValueError unless 1 <= min_drafts <= max_drafts.
     """
 
     __slots__ = ("_current", "_max", "_min")
 
-    def __init__(self, *, min_drafts: int = 1, max_drafts: int) -> None:
+    def __init__(self, *, min_drafts: int = 1, max_drafts: int, start: int = START) -> None:
         if not 1 <= min_drafts <= max_drafts:
             raise ValueError(
                 f"copy window bounds (min_drafts={min_drafts}, max_drafts={max_drafts}, "
@@ -35,7 +35,7 @@ class CopyWindow:
             )
         self._min = min_drafts
         self._max = max_drafts
-        self._current = min(max(START, min_drafts), max_drafts)
+        self._current = min(max(start, min_drafts), max_drafts)
 
     @property
     def current(self) -> int:

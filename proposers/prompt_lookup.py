@@ -3,26 +3,21 @@
     history   token ids of prompt and answer so far, [T]; owned and grown by the caller
     start     index into history: the token after an earlier occurrence of the last n tokens
 
-`NgramIndex` maps the hash of an n-gram to its latest start, so a proposal costs one hash lookup
-whatever T is. It holds no text: every hit is compared with the history token by token, which makes
-hash collisions and entries left behind by a rewind harmless. `PromptLookup` is one sequence's
-drafter on top of it: how good a match must be, how long the copy, when to stop asking.
+`ngram_index` finds the start in one hash lookup whatever T is. Here is one sequence's drafter on
+top of it: how good a match must be, how long the copy may get, when to stop asking. It never reads
+a clock, and what it proposes is verified, so it never changes the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
 
-from phalanx.kernels.lookup_native import NativeIndex
 from phalanx.proposers.copy_window import CopyWindow
+from phalanx.proposers.ngram_index import Index, make_index
 
 SharedReader = Callable[[Sequence[int], int], list[int]]
 """(history, max_drafts) -> a copy from other requests, [] when there is none."""
-
-BULK_FROM: Final = 24
-"""New tokens from which indexing through iterators beats a loop (a prompt, not a decode step)."""
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
@@ -84,117 +79,6 @@ class PromptLookupConfig:
         return max(self.ngram, self.min_match)
 
 
-class Index(Protocol):
-    """What a lookup asks of an index: `NgramIndex` here, or its compiled twin."""
-
-    def observe(self, history: Sequence[int], /) -> None:
-        """Index what is new in the history."""
-
-    def continuation(self, history: Sequence[int], /) -> tuple[int, int]:
-        """(start, size) of the longest indexed n-gram that ends the history, or (0, 0)."""
-
-    def match(self, history: Sequence[int], wanted: int, /) -> tuple[int, int]:
-        """Observe, then (start, matched) of the continuation, or (0, 0)."""
-
-
-class NgramIndex:
-    """Latest occurrence of every n-gram of one history, for one or several n.
-
-    Holds one dict entry per distinct n-gram and size, about 100 bytes, for the sequence's life.
-    Raises ValueError when no size is given or one is below 1.
-    """
-
-    __slots__ = ("_indexed", "_tables")
-
-    def __init__(self, *sizes: int) -> None:
-        if not sizes or min(sizes) < 1:
-            raise ValueError(
-                f"n-gram sizes (sizes={sizes}, each >= 1) -- an empty n-gram matches "
-                "everywhere -- give at least one positive size"
-            )
-        self._tables: tuple[tuple[int, dict[int, int]], ...] = tuple(
-            (size, {}) for size in sorted(set(sizes), reverse=True)
-        )
-        self._indexed = 0
-
-    def observe(self, history: Sequence[int], /) -> None:
-        """Index every n-gram of `history` that a token follows and that is not indexed yet.
-
-        O(new tokens). A history shorter than the one indexed is a rewind: its later n-grams are
-        indexed again as they come, the entries of the old ones stay and are refused when met.
-        The last n-gram is left out, so no lookup ever finds the end it started from.
-        """
-        end = len(history)
-        done = self._indexed
-        self._indexed = end
-        if end - done > BULK_FROM:
-            self._observe_bulk(history, done, end)
-            return
-        for size, starts in self._tables:
-            for at in range(done if done > size else size, end):
-                # A tuple's hash is deterministic for ints and is the fastest fold there is.
-                starts[hash(tuple(history[at - size : at]))] = at
-
-    def _observe_bulk(self, history: Sequence[int], done: int, end: int) -> None:
-        for size, starts in self._tables:
-            first = max(done, size)
-            if first < end:
-                columns = [history[first - size + j : end - size + j] for j in range(size)]
-                starts.update(zip(map(hash, zip(*columns, strict=True)), range(first, end)))
-
-    def continuation(self, history: Sequence[int], /) -> tuple[int, int]:
-        """(start, size) of the longest indexed n-gram that ends `history`; (0, 0) when none did.
-
-        `history` is the one last observed.
-        """
-        end = len(history)
-        for size, starts in self._tables:
-            if end > size:
-                tail = history[end - size :]
-                start = starts.get(hash(tuple(tail)), 0)
-                if size <= start < end and history[start - size : start] == tail:
-                    return start, size
-        return 0, 0
-
-    def match(self, history: Sequence[int], wanted: int, /) -> tuple[int, int]:
-        """Observe, then (start, matched): the continuation and how much before it matches.
-
-        `matched` is at least the n-gram's size and counted further up to `wanted` tokens; (0, 0)
-        when no n-gram that ends the history occurred before.
-        """
-        self.observe(history)
-        start, size = self.continuation(history)
-        if 0 < size < wanted:
-            size = match_len(history, start, wanted, known=size)
-        return start, size
-
-
-def make_index(*sizes: int) -> Index:
-    """An empty index of those n-gram sizes: compiled when the compiled library is there."""
-    return NgramIndex(*sizes) if NativeIndex is None else NativeIndex(*sizes)
-
-
-def propose_copy(index: Index, history: Sequence[int], max_drafts: int) -> list[int]:
-    """Up to `max_drafts` tokens after the latest match of an observed history; [] when none."""
-    if max_drafts <= 0:
-        return []
-    start, size = index.continuation(history)
-    return list(history[start : start + max_drafts]) if size else []
-
-
-def match_len(history: Sequence[int], start: int, cap: int, *, known: int = 0) -> int:
-    """Tokens before `start` that equal the tokens at the end of `history`, counted up to `cap`.
-
-    The first `known` are taken as equal without a look.
-    """
-    last = len(history) - 1
-    most = min(cap, start)
-    matched = min(known, most)
-    while matched < most and history[start - 1 - matched] == history[last - matched]:
-        matched += 1
-    return max(matched, 0)
-
-
 class PromptLookup:
     """One sequence's lookup drafter: index, window, backoff and the copy in flight.
 
@@ -204,6 +88,7 @@ class PromptLookup:
     __slots__ = (
         "_backoff",
         "_cooldown",
+        "_counted",
         "_enough",
         "_in_flight",
         "_in_flight_shared",
@@ -223,6 +108,10 @@ class PromptLookup:
         self._per_match = config.drafts_per_match
         self._shared_match = config.shared_key_len
         self._enough = config.shared_key_len if config.prefer_longer else 1
+        # Matched tokens beyond these change nothing, so nobody counts them.
+        self._counted = max(self._least, self._enough)
+        if self._per_match:
+            self._counted = max(self._counted, -(-config.max_drafts // self._per_match))
         self._misses = 0
         self._cooldown = 0
         self._in_flight = 0
@@ -270,26 +159,25 @@ class PromptLookup:
             self._cooldown = max(0, self._cooldown - 1)
             self._index.observe(history)
             return []
-        wanted = max(self._least, self._enough)
-        if self._per_match:
-            wanted = max(wanted, -(-max_drafts // self._per_match))
-        start, matched = self._index.match(history, wanted)
+        start, matched = self._index.match(history, self._counted)
         if matched < self._least:
             matched = 0
         if shared is not None and matched < self._enough:
-            copy = shared(history, self._limit(max_drafts, self._shared_match))
+            limit = max_drafts
+            if self._per_match:
+                limit = min(limit, self._per_match * self._shared_match)
+            copy = shared(history, limit)
             if copy:
                 self._in_flight = len(copy)
                 self._in_flight_shared = True
                 return copy
         if not matched:
             return []
-        copy = list(history[start : start + self._limit(max_drafts, matched)])
+        if self._per_match and self._per_match * matched < max_drafts:
+            max_drafts = self._per_match * matched
+        copy = list(history[start : start + max_drafts])
         self._in_flight = len(copy)
         return copy
-
-    def _limit(self, max_drafts: int, matched: int) -> int:
-        return min(max_drafts, self._per_match * matched) if self._per_match else max_drafts
 
     def shorten(self, num_drafts: int) -> None:
         """Say that only the first `num_drafts` tokens of the copy were sent to the verify."""

@@ -3,7 +3,8 @@
     scope     who may share text: model, tokenizer, adapter and tenant must all be equal
     ring      the texts of a scope, token ids, oldest overwritten first
     position  ever-growing index into a scope's text, from 1; position p lives at p % len(ring)
-    slot      n-gram hash -> position of the token that followed it last
+    slot      n-gram hash -> position of the token that followed it last; 0 = empty
+    bucket    the WAYS neighbouring slots where an n-gram may be; a new one takes the oldest
 
 Memory is bounded and taken when a scope is first written: a budget, split evenly among scopes.
 Text that a scope already predicts is not stored again, so a growing conversation costs only its
@@ -29,6 +30,11 @@ SEPARATOR: Final = 0xFFFFFFFF
 DEDUP_RUN: Final = 32
 """Consecutive tokens that the scope predicted already, after which storing stops again."""
 
+WAYS: Final = 4
+"""Slots of a bucket. The ring holds twice as many tokens as there are slots: choosing the oldest
+of four to give way keeps what was said last, where a single place would lose it by chance."""
+
+MAX_KEY_LEN: Final = 64
 MIN_RING_TOKENS: Final = 1024
 SLOT_BYTES: Final = 8
 TOKEN_BYTES: Final = 4
@@ -80,7 +86,7 @@ class SharedLookupConfig:
     max_scopes: int = 4
     """Scopes kept at once, 1..256; one more drops the least recently used."""
     key_len: int = 8
-    """Tokens that must match before a copy: max(ngram, min_match) of prompt lookup."""
+    """Tokens that must match before a copy, 1..64: max(ngram, min_match) of prompt lookup."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_scopes <= 256:
@@ -88,13 +94,13 @@ class SharedLookupConfig:
                 f"shared lookup scopes out of range (max_scopes={self.max_scopes}, 1..256) -- "
                 "each gets an equal share of the budget -- choose a value in the range"
             )
-        if self.key_len < 1:
+        if not 1 <= self.key_len <= MAX_KEY_LEN:
             raise ValueError(
-                f"shared lookup key is empty (key_len={self.key_len}, >= 1) -- every text would "
-                "match -- give the tokens that must match"
+                f"shared lookup key out of range (key_len={self.key_len}, 1..{MAX_KEY_LEN}) -- "
+                "every text would match, or none -- give the tokens that must match"
             )
         geometry = self.geometry
-        if geometry.num_slots < 2 or geometry.ring_tokens < MIN_RING_TOKENS:
+        if geometry.num_slots < 2 * WAYS or geometry.ring_tokens < MIN_RING_TOKENS:
             raise ValueError(
                 f"shared lookup scope too small (budget_bytes={self.budget_bytes}, max_scopes="
                 f"{self.max_scopes}, ring_tokens={geometry.ring_tokens}, >= {MIN_RING_TOKENS}) -- "
@@ -135,16 +141,17 @@ class Scope(Protocol):
 class TextScope:
     """Slots and ring of one scope, in plain Python."""
 
-    __slots__ = ("_head", "_key_len", "_ring", "_shift", "_slots")
+    __slots__ = ("_head", "_key_len", "_mask", "_ring", "_shift", "_slots")
 
     def __init__(self, num_slots: int, ring_tokens: int, key_len: int) -> None:
         self._slots = array("Q", bytes(num_slots * SLOT_BYTES))
         self._ring = array("I", bytes(ring_tokens * TOKEN_BYTES))
         self._key_len = key_len
         self._head = 1
-        # A signed hash shifted to log2(num_slots) bits indexes every slot once: half of them
-        # from the front and half, negative, from the back.
-        self._shift = sys.hash_info.width - (num_slots.bit_length() - 1)
+        # A tuple's hash is deterministic for ints, and the fastest fold there is.
+        num_buckets = num_slots // WAYS
+        self._shift = sys.hash_info.width - (num_buckets.bit_length() - 1)
+        self._mask = num_buckets - 1
 
     @property
     def num_bytes(self) -> int:
@@ -170,9 +177,9 @@ class TextScope:
         before, writing, known_run = self._head, False, 0
         columns = [tokens[j : len(tokens) - key_len + j] for j in range(key_len)]
         for at, hashed in enumerate(map(hash, zip(*columns, strict=True)), key_len):
-            slot = hashed >> self._shift
             token = tokens[at]
-            known = self._follows(self._slots[slot], tokens, at) == token
+            slot, follows = self._find(hashed, tokens, at)
+            known = follows == token
             if not writing:
                 if known:
                     continue
@@ -202,24 +209,35 @@ class TextScope:
             key = array("I", tail)
         except (OverflowError, TypeError):
             return []
-        position = self._slots[hash(tuple(tail)) >> self._shift]
-        if self._follows(position, key, key_len) < 0:
+        slot, follows = self._find(hash(tuple(tail)), key, key_len)
+        if follows < 0:
             return []
+        position = self._slots[slot]
         copy = self._read(position, min(max_drafts, self._head - position)).tolist()
         return copy[: copy.index(SEPARATOR)] if SEPARATOR in copy else copy
 
-    def _follows(self, position: int, tokens: array[int], at: int) -> int:
-        """The stored token at `position` if the key before it is tokens[at - key_len : at].
+    def _find(self, hashed: int, tokens: array[int], at: int) -> tuple[int, int]:
+        """(slot, token that followed last) of the key tokens[at - key_len : at].
 
-        -1 when the key differs or was overwritten; an empty slot (0) always differs.
+        (oldest slot of its bucket, -1) when the key is not there. Empty and overwritten slots
+        hold the smallest positions, so they give way first.
         """
-        key_len, ring = self._key_len, self._ring
-        oldest = max(1, self._head - len(ring))
-        if position < oldest + key_len:
-            return -1
-        if self._read(position - key_len, key_len) != tokens[at - key_len : at]:
-            return -1
-        return ring[position % len(ring)]
+        key_len, ring, slots = self._key_len, self._ring, self._slots
+        first_live = max(1, self._head - len(ring)) + key_len
+        last = tokens[at - 1]
+        bucket = ((hashed >> self._shift) & self._mask) * WAYS
+        oldest = bucket
+        for slot in range(bucket, bucket + WAYS):
+            position = slots[slot]
+            if (
+                position >= first_live
+                and ring[(position - 1) % len(ring)] == last
+                and self._read(position - key_len, key_len) == tokens[at - key_len : at]
+            ):
+                return slot, ring[position % len(ring)]
+            if position < slots[oldest]:
+                oldest = slot
+        return oldest, -1
 
     def _read(self, position: int, count: int) -> array[int]:
         """Ring entries position .. position + count, of which all are live."""

@@ -214,8 +214,15 @@ def _kv_blocks(config: Config, *, limit: int, host: Host, facts: ModelFacts) -> 
     """The pool's blocks and, in words, what decided them."""
     size = config.cache.block_size
     per_sequence = -(-(limit + config.spec.num_drafts + 1) // size)
-    if config.cache.num_kv_blocks:
-        return config.cache.num_kv_blocks, "as given"
+    given = config.cache.num_kv_blocks
+    if given:
+        if given < per_sequence:
+            raise ConfigError(
+                f"KV pool smaller than one sequence (num_kv_blocks={given}, limit >= "
+                f"{per_sequence} for max_model_len={limit}) -- a full-length request could never "
+                "run -- raise --num-kv-blocks, or lower --max-model-len"
+            )
+        return given, "as given"
     useful = per_sequence * config.schedule.max_num_seqs
     share = host.free_bytes * config.cache.kv_memory_share / host.local_world_size
     affordable = int(share // facts.bytes_per_kv_block)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from phalanx.proposers.policy.chain import MAX_POSITIONS
 
@@ -107,9 +108,10 @@ class AcceptanceModel:
         """Take one verify of `drafts` drafts with `accepted` accepted (clamped to 0 .. drafts)."""
         if drafts <= 0:
             return
-        accepted = min(max(accepted, 0), drafts)
+        accepted = 0 if accepted < 0 else accepted
+        touched = accepted + 1 if accepted < drafts else drafts
         acc, obs, decay = self.acc, self.obs, self._decay
-        for index in range(min(drafts, accepted + 1, MAX_POSITIONS)):
+        for index in range(touched if touched < MAX_POSITIONS else MAX_POSITIONS):
             seen = obs[index]
             weight = 1.0 if seen > 0.0 else self._first_weight
             obs[index] = seen * decay + weight
@@ -153,14 +155,13 @@ class AcceptanceModel:
         return self.acc[position - 1] / seen if seen > 0.0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorTerms:
+class PriorTerms(NamedTuple):
     """The smoothing of one decision, shared by all its streams: what to add to acc and obs."""
 
     num: tuple[float, ...]
-    """Per position: weight x rate of the priors."""
+    """Per position: weight x rate of the priors, the chained one left out."""
     den: tuple[float, ...]
-    """Per position: weight of the priors."""
+    """Per position: weight of the priors, the chained one included."""
     chained: float
     """Weight of the rate of the position before; 0 unless the cold prior is chained."""
 
@@ -173,10 +174,11 @@ def prior_terms(
     `shared` is the global model, None when there is none; where it has no data it adds nothing.
     """
     cold, cold_weight, weight = settings.cold, settings.cold_weight, settings.prior_weight
+    chained = cold_weight if cold.mode is ColdMode.CHAINED else 0.0
     num: list[float] = []
     den: list[float] = []
     for index in range(min(depth, MAX_POSITIONS)):
-        top = bottom = 0.0
+        top, bottom = 0.0, chained if index > 0 else 0.0
         if shared is not None and shared.obs[index] > 0.0:
             top += weight * (shared.acc[index] / shared.obs[index])
             bottom += weight
@@ -185,11 +187,7 @@ def prior_terms(
             bottom += cold_weight
         num.append(top)
         den.append(bottom)
-    return PriorTerms(
-        num=tuple(num),
-        den=tuple(den),
-        chained=cold_weight if cold.mode is ColdMode.CHAINED else 0.0,
-    )
+    return PriorTerms(num=tuple(num), den=tuple(den), chained=chained)
 
 
 def smoothed_rates(own: AcceptanceModel, terms: PriorTerms) -> list[float] | None:
@@ -197,19 +195,15 @@ def smoothed_rates(own: AcceptanceModel, terms: PriorTerms) -> list[float] | Non
 
     A later position without any information takes the rate of the position before it.
     """
-    chained = terms.chained
     rates: list[float] = []
-    before = 0.0
+    rate = 0.0
     for acc, obs, num, den in zip(own.acc, own.obs, terms.num, terms.den, strict=False):
-        top, bottom = acc + num, obs + den
-        if rates:
-            top += chained * before
-            bottom += chained
+        bottom = obs + den
         if bottom > 0.0:
-            before = top / bottom
+            rate = (acc + num + terms.chained * rate) / bottom
         elif not rates:
             return None
-        rates.append(before)
+        rates.append(rate)
     return rates or None
 
 
@@ -224,8 +218,7 @@ def rates_of(
     return smoothed_rates(own, prior_terms(settings, shared=shared, depth=depth))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTokens:
+class BatchTokens(NamedTuple):
     """Expected tokens of one step at depths 0, 1, 2, ...; index = depth."""
 
     total: list[float]
@@ -235,28 +228,43 @@ class BatchTokens:
 
 
 def batch_tokens(
-    models: Iterable[AcceptanceModel], terms: PriorTerms, *, depth: int
+    models: Sequence[AcceptanceModel], terms: PriorTerms, *, depth: int
 ) -> BatchTokens | None:
     """Expected tokens of every depth 0 .. `depth`; None when a stream has no rates yet.
 
-    `terms` must cover min(depth, 16) positions; beyond them the last rate repeats. An empty batch
-    yields zero tokens at every depth.
+    The same arithmetic as `smoothed_rates` and `chain.tokens_by_depth` for each stream, in one
+    loop: it runs every step for every stream. `terms` must cover min(depth, 16) positions; beyond
+    them the last rate repeats. An empty batch yields zero tokens at every depth.
     """
-    total = [0.0] * (depth + 1)
-    slowest = [math.inf] * (depth + 1)
+    total = [float(len(models))] + [0.0] * depth
+    if not models or depth < 1:
+        return BatchTokens(total=total, slowest=[min(1.0, total[0])] * (depth + 1))
+    slowest = [1.0] + [math.inf] * depth
+    chained, num_first, den_first = terms.chained, terms.num[0], terms.den[0]
+    rest = [(index, terms.num[index], terms.den[index]) for index in range(1, len(terms.num))]
+    tail = range(len(terms.num), depth)
     for own in models:
-        rates = smoothed_rates(own, terms) if depth > 0 else []
-        if rates is None:
+        acc, obs = own.acc, own.obs
+        bottom = obs[0] + den_first
+        if bottom <= 0.0:
             return None
-        total[0] += 1.0
-        slowest[0] = 1.0
-        if len(rates) < depth:
-            rates += [rates[-1]] * (depth - len(rates))
-        run = tokens = 1.0
-        for position, rate in enumerate(rates, start=1):
+        rate = run = (acc[0] + num_first) / bottom
+        tokens = 1.0 + run
+        total[1] += tokens
+        if tokens < slowest[1]:
+            slowest[1] = tokens
+        for index, num, den in rest:
+            bottom = obs[index] + den
+            if bottom > 0.0:
+                rate = (acc[index] + num + chained * rate) / bottom
             run *= rate
             tokens += run
-            total[position] += tokens
-            if tokens < slowest[position]:
-                slowest[position] = tokens
-    return BatchTokens(total=total, slowest=slowest if total[0] > 0.0 else [0.0] * (depth + 1))
+            total[index + 1] += tokens
+            if tokens < slowest[index + 1]:
+                slowest[index + 1] = tokens
+        for index in tail:
+            run *= rate
+            tokens += run
+            total[index + 1] += tokens
+            slowest[index + 1] = min(slowest[index + 1], tokens)
+    return BatchTokens(total=total, slowest=slowest)

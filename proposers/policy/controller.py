@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.proposers.policy.acceptance import (
@@ -70,9 +70,11 @@ class ControllerSettings:
     explore_every: int = 32
     """Decisions of a stream until its first look one draft deeper; 0 never explores."""
     explore_max: int = 512
+    explore_fade: float = 0.5
+    """What the counts beyond the chosen depth keep at each look past it. They date from when the
+    stream last ran that deep; at full weight one unlucky stretch there would outvote every look
+    for thousands of tokens. 1 keeps them."""
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
-    shared_decay: float = 0.95
-    explore_fade: float = 1.0
     every_depth: bool = False
     """Allow every depth up to the source's, not only that one and 0 (block drafters)."""
     tps_alpha: float = 0.3
@@ -93,7 +95,11 @@ class ControllerSettings:
                     f"controller setting out of range ({name}={count}, limit at least {least}) -- "
                     "it counts decisions or tokens -- use the default"
                 )
-        for name, share in (("soften", self.soften), ("tps_alpha", self.tps_alpha)):
+        for name, share in (
+            ("soften", self.soften),
+            ("explore_fade", self.explore_fade),
+            ("tps_alpha", self.tps_alpha),
+        ):
             if not 0.0 <= share <= 1.0:
                 raise ValueError(
                     f"controller setting out of range ({name}={share}, limit 0..1) -- it is a "
@@ -111,18 +117,7 @@ class _Stream:
         self.suspension = Suspension(
             resume_after=settings.resume_after, probe_steps=settings.probe_steps
         )
-        self.exploration = Exploration(
-            every=settings.explore_every, longest=settings.explore_max
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pick:
-    """A depth and its reason, before pins."""
-
-    depth: int
-    reason: str
-    probing: bool = False
+        self.exploration = Exploration(every=settings.explore_every, longest=settings.explore_max)
 
 
 class Controller:
@@ -157,7 +152,7 @@ class Controller:
         self._cost = cost
         self._settings = settings
         self._deep_probe = deep_probe
-        self._shared = AcceptanceModel(replace(settings.acceptance, decay=settings.shared_decay))
+        self._shared = AcceptanceModel(settings.acceptance)
         self._streams: dict[int, _Stream] = {}
         self._context = 0
         self._incumbent: int | None = None
@@ -203,16 +198,14 @@ class Controller:
             return self._settle(plain)
         streams = self._present(view.stream_ids)
         self._context = view.context_depth
-        spec_k = wanted.depth
-        lowest = 0 if self._settings.every_depth else spec_k
-        allowed = [0, *range(max(lowest, 1), spec_k + 1)]
+        # A depth nobody can price would only ever lose to 0: run the deepest that has a price.
+        spec_k = min(wanted.depth, max(self._cost.max_k, 1))
+        allowed = [0, *range(1 if self._settings.every_depth else spec_k, spec_k + 1)]
         pick = self._pick(view, streams, allowed, spec_k)
         if pick.depth == 0 and view.pinned:
             return self._settle(Decision(depth=spec_k, reason="pinned", pinned=True))
         self._note_pick(pick, streams)
-        return self._settle(
-            Decision(depth=pick.depth, reason=pick.reason, probing=pick.probing)
-        )
+        return self._settle(pick)
 
     def _settle(self, decision: Decision) -> Decision:
         """Remember the answer; notice the first plain one after a speculative one."""
@@ -223,11 +216,12 @@ class Controller:
         self._ran_plain = plain
         return decision
 
-    def _note_pick(self, pick: _Pick, streams: Sequence[_Stream]) -> None:
+    def _note_pick(self, pick: Decision, streams: Sequence[_Stream]) -> None:
         """Suspend on a chosen plain step; use up re-probe windows on a speculative one."""
         if pick.depth > 0:
             for stream in streams:
-                stream.suspension.verified()
+                if stream.suspension.probe_left > 0:
+                    stream.suspension.probe_left -= 1
         elif not pick.probing:
             for stream in streams:
                 stream.suspension.suspend()
@@ -249,10 +243,10 @@ class Controller:
 
     def _pick(
         self, view: PolicyView, streams: Sequence[_Stream], allowed: Sequence[int], spec_k: int
-    ) -> _Pick:
+    ) -> Decision:
         """The rules in order: suspended, cost probe, no rates, best value, exploration."""
         if all(stream.suspension.suspended for stream in streams):
-            return _Pick(depth=0, reason="suspended")
+            return Decision(depth=0, reason="suspended")
         width = len(streams)
         cost = self._cost
         usable = [depth for depth in allowed if depth <= cost.max_k]
@@ -260,19 +254,19 @@ class Controller:
             usable = [depth for depth in usable if depth > 0] or usable
         for depth in usable:
             if cost.needs_probe(width, depth):
-                return _Pick(depth=depth, reason=COST_PROBE, probing=True)
+                return Decision(depth=depth, reason=COST_PROBE, probing=True)
         prices = [(depth, cost.step(width, depth, context=view.context_depth)) for depth in usable]
         terms = prior_terms(self._settings.acceptance, shared=self._shared, depth=spec_k)
-        tokens = batch_tokens((stream.model for stream in streams), terms, depth=spec_k)
+        tokens = batch_tokens([stream.model for stream in streams], terms, depth=spec_k)
         if tokens is None:
-            return _Pick(depth=spec_k, reason="no acceptance yet")
+            return Decision(depth=spec_k, reason="no acceptance yet")
         candidates = _candidates(prices, tokens)
-        if not candidates:
-            return _Pick(depth=spec_k, reason="no prices")
+        if not candidates or cost.max_k < 1:
+            return Decision(depth=spec_k, reason="no prices")
         best = self._choose(candidates)
         return self._explore(best, streams[0], usable)
 
-    def _choose(self, candidates: Sequence[Candidate]) -> _Pick:
+    def _choose(self, candidates: Sequence[Candidate]) -> Decision:
         """The best candidate, a plain one only after `dwell` wins running."""
         settings = self._settings
         margins = settings.margins
@@ -293,9 +287,9 @@ class Controller:
                     drafting, objective=settings.objective, margins=margins, incumbent=incumbent
                 )
         self._incumbent = best.depth
-        return _Pick(depth=best.depth, reason=reason)
+        return Decision(depth=best.depth, reason=reason)
 
-    def _explore(self, best: _Pick, first: _Stream, usable: Sequence[int]) -> _Pick:
+    def _explore(self, best: Decision, first: _Stream, usable: Sequence[int]) -> Decision:
         """One draft more when the first stream's schedule, or the deep probe, asks for it."""
         exploration = first.exploration
         due = exploration.due(best.depth)
@@ -306,9 +300,9 @@ class Controller:
             exploration.explored(best.depth)
             first.model.fade(deeper, self._settings.explore_fade)
             self._shared.fade(deeper, self._settings.explore_fade)
-            return _Pick(depth=deeper, reason=EXPLORATION, probing=True)
+            return Decision(depth=deeper, reason=EXPLORATION, probing=True)
         if self._deep_probe is not None and self._deep_probe.due():
-            return _Pick(depth=deeper, reason=DEEP_PROBE, probing=True)
+            return Decision(depth=deeper, reason=DEEP_PROBE, probing=True)
         return best
 
     def observe(self, outcome: StepOutcome) -> None:

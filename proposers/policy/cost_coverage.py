@@ -11,6 +11,7 @@ Points are joined linearly, and outside them the nearest holds, like everything 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class ExpertCoverage:
                 [count.distinct for count in self.counts],
                 rows,
             )
-        untouched = (1.0 - self.top_k / self.num_experts) ** max(rows, 0.0)
+        untouched = math.pow(1.0 - self.top_k / self.num_experts, max(rows, 0.0))
         return self.num_experts * (1.0 - untouched)
 
     def term(self, distinct: float) -> tuple[float, float]:

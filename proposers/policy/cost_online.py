@@ -55,9 +55,11 @@ class OnlineSettings:
 class _Cell:
     """Price of one shape. Written by its source."""
 
-    __slots__ = ("joules", "last", "ms", "samples")
+    __slots__ = ("joules", "last", "ms", "price", "samples")
 
     def __init__(self) -> None:
+        self.price: StepCost | None = None
+        """None until the warm-up is over."""
         self.ms = math.inf
         self.joules: float | None = None
         self.samples = 0
@@ -81,6 +83,8 @@ class _Cell:
         else:
             self.ms += settings.alpha * (min(ms, settings.clip * self.ms) - self.ms)
         self.samples += 1
+        if self.samples >= settings.warm_up:
+            self.price = StepCost(ms=self.ms, joules=self.joules)
 
 
 class OnlineSource:
@@ -91,9 +95,7 @@ class OnlineSource:
     def __init__(self, *, max_k: int, settings: OnlineSettings | None = None) -> None:
         self._max_k = max(max_k, 0)
         self._settings = settings if settings is not None else OnlineSettings()
-        self._cells = [
-            [_Cell() for _ in range(self._max_k + 1)] for _ in range(NUM_WIDTH_BUCKETS)
-        ]
+        self._cells = [[_Cell() for _ in range(self._max_k + 1)] for _ in range(NUM_WIDTH_BUCKETS)]
         self._samples = 0
 
     @property
@@ -107,9 +109,7 @@ class OnlineSource:
     def step(self, n: int, k: int, *, context: float | None = None) -> StepCost | None:
         """Price of the width bucket's cell; None before its warm-up is over."""
         cell = self._cell(n, k)
-        if cell is None or cell.samples < self._settings.warm_up:
-            return None
-        return StepCost(ms=cell.ms, joules=cell.joules)
+        return None if cell is None else cell.price
 
     def batch(
         self, n: int, drafts: int, *, k_drafted: int, context: float | None = None
@@ -122,7 +122,7 @@ class OnlineSource:
         cell = self._cell(n, k)
         if cell is None:
             return False
-        if cell.samples < self._settings.warm_up:
+        if cell.price is None:
             return True
         return self._samples - cell.last >= self._settings.stale_after
 

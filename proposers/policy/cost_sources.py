@@ -204,8 +204,8 @@ class EnvelopeSource(_FixedSource):
         drafting_ok = all(cost == 0.0 or usable_ms(cost) for cost in drafting)
         if not (drafting_ok and all(usable_ms(cost) for cost in costs)):
             raise CostSourceError(
-                f"envelope refused (costs={costs}, drafting={drafting}, limit finite, above 0; drafting at least 0) -- "
-                "a step's price must be positive -- measure the point again"
+                f"envelope refused (costs={costs}, drafting={drafting}, limit finite, above 0; "
+                "drafting at least 0) -- a step's price must be positive -- measure the point again"
             )
         self._draft = draft
         self._max_k = max_k

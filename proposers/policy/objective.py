@@ -16,6 +16,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phalanx.proposers.policy.cost_table import StepCost
 
@@ -85,8 +86,7 @@ class Margins:
         return self.deeper if depth > incumbent else self.shallower
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One depth (or one total of rows) that could run."""
 
     depth: int
@@ -158,11 +158,7 @@ def choose(
     for candidate in candidates:
         margin = rules.of(candidate.depth, incumbent=incumbent)
         value = _value(objective, candidate) / (1.0 + margin)
-        if (
-            best is None
-            or value > best_value
-            or (value == best_value and best.depth == incumbent)
-        ):
+        if best is None or value > best_value or (value == best_value and best.depth == incumbent):
             best, best_value = candidate, value
     return best if best is not None else candidates[0]
 
@@ -191,11 +187,7 @@ def cut_depths(
     floor_total = None
     if objective.floor is not None:
         floor_total = sum(min(len(held), objective.floor) for held in gains)
-    order = sorted(
-        (-gain, index)
-        for index, held in enumerate(gains)
-        for gain in held[1:]
-    )
+    order = sorted((-gain, index) for index, held in enumerate(gains) for gain in held[1:])
     tokens = [1.0 + held[0] if held else 1.0 for held in gains]
     total, total_tokens = sum(base), sum(tokens)
     candidates: list[Candidate] = []

@@ -18,13 +18,13 @@ from typing import Final
 from phalanx.proposers.policy.chain import MAX_POSITIONS
 from phalanx.proposers.policy.cost_sources import CostSource
 from phalanx.proposers.policy.policy import (
+    UNLIMITED,
     Decision,
     Policy,
     PolicyView,
     SpecLimits,
     StepOutcome,
     StreamOutcome,
-    UNLIMITED,
 )
 
 NUM_DEPTH_BINS: Final = MAX_POSITIONS + 1
@@ -41,21 +41,21 @@ class Trace:
 
     k_logged: int
     accepted: tuple[int, ...]
-    """Each 0 .. k_logged."""
+    """At least 0 each. An entry above k_logged (a step that ran deeper) reads as k_logged."""
 
     def __post_init__(self) -> None:
         """Raise ReplayError for an empty trace or an impossible run length."""
-        bad = [run for run in self.accepted if not 0 <= run <= self.k_logged]
+        bad = [run for run in self.accepted if run < 0]
         if not self.accepted or bad or self.k_logged < 1:
             raise ReplayError(
                 f"trace refused (k_logged={self.k_logged}, entries={len(self.accepted)}, first "
-                f"bad={bad[:1]}, limit k_logged >= 1, each entry 0..k_logged) -- a verify of k "
-                "drafts accepts 0..k -- log the run again"
+                f"bad={bad[:1]}, limit k_logged >= 1, each entry at least 0) -- a verify accepts "
+                "no fewer than 0 drafts -- log the run again"
             )
 
     @property
     def mean_accepted(self) -> float:
-        """Mean accepted drafts of one verify at the logged depth."""
+        """Mean accepted drafts of one logged verify."""
         return sum(self.accepted) / len(self.accepted)
 
     @property

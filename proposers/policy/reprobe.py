@@ -68,7 +68,7 @@ class Suspension:
         self._tokens = 0
         self.suspended = False
         self.probe_left = 0
-        """Decisions left in which giving up again is not an option."""
+        """Decisions left in which giving up again is not an option; the controller counts down."""
 
     def suspend(self) -> None:
         """Drafting was given up."""
@@ -87,10 +87,6 @@ class Suspension:
         self.suspended = False
         self.probe_left = self._probe_steps
         return True
-
-    def verified(self) -> None:
-        """A decision of the re-probe window ran drafts."""
-        self.probe_left = max(self.probe_left - 1, 0)
 
 
 class DeepProbe:

@@ -47,7 +47,14 @@ class DenseModel:
             qkv = torch.cat([get("attn_q"), get("attn_k"), get("attn_v")])
             gate_up = torch.cat([get("ffn_gate"), get("ffn_up")])
             layers.append(
-                (get("attn_norm"), qkv, get("attn_output"), get("ffn_norm"), gate_up, get("ffn_down"))
+                (
+                    get("attn_norm"),
+                    qkv,
+                    get("attn_output"),
+                    get("ffn_norm"),
+                    gate_up,
+                    get("ffn_down"),
+                )
             )
         return cls(named["token_embd.weight"], named["output_norm.weight"], layers)
 
@@ -99,7 +106,9 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear(rms_norm(hidden, (HIDDEN,), self.model.final_norm, 1e-5), self.model.embedding)
+        return linear(
+            rms_norm(hidden, (HIDDEN,), self.model.final_norm, 1e-5), self.model.embedding
+        )
 
 
 @dataclass
@@ -184,7 +193,11 @@ def generate(decoder: Decoder, streams: list[Stream], writer: Writer, limit: int
 
 def _common_prefix(lists: list[list[int]]) -> list[int]:
     first, last = min(lists), max(lists)
-    return [a for i, (a, b) in enumerate(zip(first, last, strict=False)) if first[:i] == last[:i] and a == b]
+    return [
+        a
+        for i, (a, b) in enumerate(zip(first, last, strict=False))
+        if first[:i] == last[:i] and a == b
+    ]
 
 
 def _pick(logits: Tensor, greedy: Tensor, temperature: float) -> int:

@@ -325,7 +325,9 @@ def main() -> None:
     draft_ids = draft_vocabulary(sequences, model, args.draft_vocab)
     to_draft = torch.full((model.embedding.shape[0],), -1, dtype=torch.long)
     to_draft[draft_ids] = torch.arange(len(draft_ids))
-    teacher = Teacher(model.embedding, model.final_norm, model.embedding[draft_ids].contiguous(), draft_ids)
+    teacher = Teacher(
+        model.embedding, model.final_norm, model.embedding[draft_ids].contiguous(), draft_ids
+    )
     module = MtpModule(model)
     if args.resume:
         module.load_state_dict(load_file(str(args.resume)))
@@ -336,13 +338,21 @@ def main() -> None:
     save_file(module.export(draft_ids), str(args.out), metadata={"format": "pt"})
 
 
-def train(module: MtpModule, teacher: Teacher, draft_ids: Tensor, held: list[Sequence], args: argparse.Namespace, rng: random.Random) -> None:
+def train(
+    module: MtpModule,
+    teacher: Teacher,
+    draft_ids: Tensor,
+    held: list[Sequence],
+    args: argparse.Namespace,
+    rng: random.Random,
+) -> None:
     """AdamW, linear warm-up, cosine to a tenth by wall clock; prints one JSON line per report."""
     matrices = [p for p in module.parameters() if p.ndim > 1]
     vectors = [p for p in module.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}],
-        lr=args.lr, betas=(0.9, 0.98),
+        lr=args.lr,
+        betas=(0.9, 0.98),
     )
     began, step, queue, seen = time.time(), 0, [], 0
     limit = args.minutes * 60
@@ -370,7 +380,12 @@ def train(module: MtpModule, teacher: Teacher, draft_ids: Tensor, held: list[Seq
         if step % args.report == 0:
             means = [round(sum(c) / len(c), 4) for c in zip(*running, strict=True)]
             running = []
-            report = {"step": step, "minutes": round(elapsed / 60, 1), "tokens": seen, "train": means}
+            report = {
+                "step": step,
+                "minutes": round(elapsed / 60, 1),
+                "tokens": seen,
+                "train": means,
+            }
             if step % (4 * args.report) == 0:
                 report |= evaluate(module, teacher, held, args.steps)
                 save_file(module.state_dict(), f"{args.out}.state")

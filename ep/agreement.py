@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from phalanx.ep.comm.groups import KeyStore
 from phalanx.ep.faults import AgreementFailed, EPFault, RendezvousFailed
 
 _POLL_S = 0.02
@@ -20,22 +21,6 @@ _READ_PATIENCE_S = 10.0
 _SHOWN_VALUES = 8
 _MAX_SETTINGS = 6
 _T = TypeVar("_T")
-
-
-class KeyStore(Protocol):
-    """What is used of torch's stores (TCPStore, FileStore, HashStore)."""
-
-    def set(self, key: str, value: bytes) -> None:
-        """Put a value."""
-
-    def get(self, key: str) -> bytes:
-        """The value; waits for it."""
-
-    def add(self, key: str, value: int) -> int:
-        """Add to a counter and return it."""
-
-    def check(self, keys: list[str]) -> bool:
-        """True when all of them are there."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +214,7 @@ def _sheet_key(rank: int) -> str:
 
 def located(mine: Agreement, call: Callable[[], _T]) -> _T:
     """Run `call`; its fault says which rank it comes from, a broken store becomes one too."""
-    known = {
+    known: dict[str, Any] = {
         "rank": mine.rank,
         "world_size": mine.world_size,
         "host": mine.host,

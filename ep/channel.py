@@ -11,12 +11,15 @@ the device, over any Communicator).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from phalanx.ep.commands import Message, Shutdown
 from phalanx.ep.faults import ProtocolError
 from phalanx.ep.frames import SEQ_MASK, Encoded, Header, Received, decode, encode
 from phalanx.ep.lockstep import StateDigest
+
+Mark = Callable[[int, int], None]
 
 
 class CommandChannel(Protocol):
@@ -47,17 +50,23 @@ class CommandChannel(Protocol):
 class Numbering:
     """Sequence numbers, counts per code, and rank 0's folding; shared by every channel."""
 
-    def __init__(self, state: StateDigest | None) -> None:
-        """state: rank 0's digest; None on workers, and where nobody compares."""
+    def __init__(self, state: StateDigest | None, mark: Mark | None = None) -> None:
+        """state: rank 0's digest; None on workers, and where nobody compares.
+
+        mark: told (sequence number, code) of every outgoing command, for liveness.
+        """
         self.seq = 0
         self.stats: dict[str, int] = {}
         self._state = state
+        self._mark = mark
 
     def outgoing(self, message: Message, *, digest: int, placement: int) -> Encoded:
         """The next command's bytes; the number is taken only if the message is good."""
         encoded = encode(message, seq=self.seq + 1, digest=digest, placement=placement)
         self.seq = (self.seq + 1) & SEQ_MASK
         self._count(encoded.code.name)
+        if self._mark is not None:
+            self._mark(self.seq, encoded.code)
         if self._state is not None:
             self._state.remember(self.seq)
             self._state.fold_command(self.seq, encoded.code, encoded.payload)
@@ -85,8 +94,9 @@ class Numbering:
 class LocalChannel:
     """The channel of a world of one: rank 0 reads back its own bytes, so they are checked too."""
 
-    def __init__(self, *, state: StateDigest | None = None) -> None:
-        self._numbering = Numbering(state)
+    def __init__(self, *, state: StateDigest | None = None, mark: Mark | None = None) -> None:
+        """state, mark: see Numbering."""
+        self._numbering = Numbering(state, mark)
         self.stats = self._numbering.stats
 
     def send(self, message: Message, *, digest: int, placement: int) -> int:

@@ -14,10 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import distributed
 
-from phalanx.ep.channel import Numbering
-from phalanx.ep.comm.groups import FOREVER_S, collective_failed, gloo_group, seconds
+from phalanx.ep.channel import Mark, Numbering
+from phalanx.ep.comm.groups import (
+    FOREVER_S,
+    KeyStore,
+    broadcast_options,
+    collective_failed,
+    gloo_group,
+)
 from phalanx.ep.commands import Command, Message
 from phalanx.ep.frames import (
     FRAME_WORDS,
@@ -37,7 +42,7 @@ class WordBuffer:
 
     def __init__(self, words: int) -> None:
         self.tensor = torch.zeros(words, dtype=torch.int32)
-        self.bytes = memoryview(self.tensor.numpy()).cast("B")
+        self.bytes = self.tensor.numpy().data.cast("B")
         self.work: Any = None
 
     @property
@@ -50,17 +55,24 @@ class GlooChannel:
     """CommandChannel over gloo."""
 
     def __init__(
-        self, group: Any, info: RankInfo, config: EPConfig, *, state: StateDigest | None = None
+        self,
+        group: Any,
+        info: RankInfo,
+        config: EPConfig,
+        *,
+        state: StateDigest | None = None,
+        mark: Mark | None = None,
     ) -> None:
-        self._numbering = Numbering(state)
+        """group: a gloo group that nothing else uses; state, mark: see Numbering, rank 0 only."""
+        self._numbering = Numbering(state, mark)
         self.stats = self._numbering.stats
         self._info = info
         self._group = group
         self._deadline_s = config.command_deadline_s
         self._frames = (WordBuffer(FRAME_WORDS), WordBuffer(FRAME_WORDS))
         self._spills = [WordBuffer(_FIRST_SPILL_WORDS), WordBuffer(_FIRST_SPILL_WORDS)]
-        self._bounded = _options(self._deadline_s)
-        self._unbounded = _options(FOREVER_S)
+        self._bounded = broadcast_options(deadline_s=self._deadline_s)
+        self._unbounded = broadcast_options(deadline_s=FOREVER_S)
         self._posted: WordBuffer | None = None
 
     def send(self, message: Message, *, digest: int, placement: int) -> int:
@@ -144,16 +156,17 @@ class GlooChannel:
 
 
 def gloo_channel(
-    store: distributed.Store,
+    store: KeyStore,
     info: RankInfo,
     config: EPConfig,
     *,
     address: str,
     state: StateDigest | None = None,
+    mark: Mark | None = None,
 ) -> GlooChannel:
-    """A channel on a group of its own; every rank calls it. state: rank 0's digest."""
+    """A channel on a group of its own; every rank calls it. state, mark: rank 0 only."""
     group = gloo_group(store, info, name="commands", deadline_s=FOREVER_S, address=address)
-    return GlooChannel(group, info, config, state=state)
+    return GlooChannel(group, info, config, state=state, mark=mark)
 
 
 def _finish(buffer: WordBuffer) -> None:
@@ -161,11 +174,3 @@ def _finish(buffer: WordBuffer) -> None:
     if buffer.work is not None:
         work, buffer.work = buffer.work, None
         work.wait()
-
-
-def _options(deadline_s: float) -> Any:
-    options = distributed.BroadcastOptions()
-    options.rootRank = 0
-    options.rootTensor = 0
-    options.timeout = seconds(deadline_s)
-    return options

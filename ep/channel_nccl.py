@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from phalanx.ep.channel import Numbering
+from phalanx.ep.channel import Mark, Numbering
 from phalanx.ep.comm.communicator import Communicator
 from phalanx.ep.commands import Message
 from phalanx.ep.frames import (
@@ -30,13 +30,17 @@ from phalanx.ep.lockstep import StateDigest
 class NcclChannel:
     """CommandChannel over a Communicator on the device."""
 
-    def __init__(self, comm: Communicator, *, state: StateDigest | None = None) -> None:
-        self._numbering = Numbering(state)
+    def __init__(
+        self, comm: Communicator, *, state: StateDigest | None = None, mark: Mark | None = None
+    ) -> None:
+        """comm: one that nothing else uses; state, mark: see Numbering, rank 0 only."""
+        self._numbering = Numbering(state, mark)
         self.stats = self._numbering.stats
         self._comm = comm
         self._frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8, device=comm.device)
         is_cuda = comm.device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(comm.device) if is_cuda else None
+        cuda: Any = torch.cuda  # its classes are untyped
+        self._stream = cuda.Stream(comm.device) if is_cuda else None
 
     def send(self, message: Message, *, digest: int, placement: int) -> int:
         """One broadcast, or two. Raises ProtocolError or CollectiveFailed."""

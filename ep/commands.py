@@ -197,7 +197,7 @@ Message: TypeAlias = (
 )
 
 
-_CODE_OF: dict[type, Command] = {
+_CODE_OF: dict[type[msgspec.Struct], Command] = {
     Admit: Command.ADMIT,
     Release: Command.RELEASE,
     Forward: Command.FORWARD,

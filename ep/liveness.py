@@ -12,6 +12,7 @@ process. Workers watch rank 0 in the same way. The server is in liveness_server.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import select
 import socket
@@ -50,6 +51,7 @@ from phalanx.ep.status_page import (
 )
 from phalanx.ep.topology import EPConfig, RankInfo
 
+_LOG = logging.getLogger(__name__)
 OnFault = Callable[[EPFault], None]
 VERDICT_WAIT_S = 3.0
 """How long a rank that failed waits for rank 0 to say what the cause of all was."""
@@ -177,6 +179,9 @@ class Liveness:
         rank's: a collective that broke here is most often the consequence of a death elsewhere.
         """
         fault = self.as_fault(error)
+        if not isinstance(error, (EPFault, ValueError)):
+            # Before anybody is told: being told ends this process.
+            _LOG.error("%s failed", self.info, exc_info=error)
         self._tell(fault)
         if not self._has_cause.wait(wait_s):
             self._conclude(fault)
@@ -189,6 +194,10 @@ class Liveness:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             error = RankFailed(text)
         return error.located(self.info, seq=status.seq, command=status.command, phase=status.phase)
+
+    def close(self) -> None:
+        """Say farewell and stop watching."""
+        raise TypeError("close belongs to the two ends")
 
     def _tell(self, fault: EPFault) -> None:
         raise TypeError("_tell belongs to the two ends")

@@ -30,6 +30,15 @@ class ExpertPlacement:
                 f"{self.num_experts} ranks"
             )
 
+    def check(self, *, num_experts: int, world_size: int) -> None:
+        """Raise PlacementError when this places other experts, or on other ranks."""
+        if (num_experts, world_size) != (self.num_experts, self.world_size):
+            raise PlacementError(
+                f"placement of another model or job (experts={self.num_experts}, "
+                f"ranks={self.world_size}; here {num_experts} experts on {world_size} ranks) -- "
+                "experts would be lost or counted twice -- make the placement for this checkpoint"
+            )
+
     def experts_of(self, rank: int) -> range:
         """Logical ids of the experts that `rank` holds."""
         share = self.num_experts // self.world_size

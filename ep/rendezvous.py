@@ -10,18 +10,20 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 from torch import device as torch_device
-from torch import distributed
 
 from phalanx.ep.agreement import Agreed, Agreement, agree, compare
-from phalanx.ep.channel import BroadcastChannel, CommandChannel, LocalChannel
-from phalanx.ep.comm.choose import open_communicator
+from phalanx.ep.channel import CommandChannel, LocalChannel, Mark
+from phalanx.ep.channel_gloo import gloo_channel
+from phalanx.ep.channel_nccl import NcclChannel
+from phalanx.ep.comm.choose import choose_communicator
 from phalanx.ep.comm.communicator import Communicator
-from phalanx.ep.comm.groups import FOREVER_S, gloo_group, plain_reason, seconds
+from phalanx.ep.comm.groups import FOREVER_S, KeyStore, plain_reason, prefixed_store, tcp_store
+from phalanx.ep.comm.local import LocalCommunicator
 from phalanx.ep.faults import EPFault, RendezvousFailed
 from phalanx.ep.liveness import Liveness, LivenessClient, OnFault
 from phalanx.ep.liveness_server import LivenessServer
@@ -29,7 +31,6 @@ from phalanx.ep.lockstep import StateDigest
 from phalanx.ep.meeting import Meeting
 from phalanx.ep.status_page import machine_key
 from phalanx.ep.topology import EPConfig, RankInfo
-from phalanx.ep.wires import DeviceWire, GlooWire, Wire
 
 LOOPBACK = "127.0.0.1"
 _T = TypeVar("_T")
@@ -58,6 +59,7 @@ class Joined:
     digest: StateDigest
     channel: CommandChannel
     comm: Communicator
+    store: KeyStore | None
 
     def close(self) -> None:
         """Say farewell, then drop the sockets: a closing socket is not a death then."""
@@ -107,42 +109,48 @@ def join(
     try:
         liveness.phase("connect")
         channel = open_channel(
-            store, info, config, address=address, device=device, state=digest, liveness=liveness
-        )
-        comm = open_communicator(
             store,
             info,
-            backend=config.backend,
-            deadline_s=config.collective_deadline_s,
+            config,
             address=address,
             device=device,
+            state=digest,
+            mark=liveness.command,
+        )
+        comm = choose_communicator(
+            config,
+            info,
+            store=store,
+            name="model",
+            device=device,
+            address=address,
+            on_stuck=liveness.fail,
         )
     except Exception as error:
         raise liveness.fail(error) from error
     if isinstance(liveness, LivenessServer):
         liveness.serve_fields(digest.fields_at)
     return Joined(
-        info=info, agreed=agreed, liveness=liveness, digest=digest, channel=channel, comm=comm
+        info=info,
+        agreed=agreed,
+        liveness=liveness,
+        digest=digest,
+        channel=channel,
+        comm=comm,
+        store=store,
     )
 
 
-def open_store(info: RankInfo, config: EPConfig, meeting: Meeting) -> distributed.Store:
+def open_store(info: RankInfo, config: EPConfig, meeting: Meeting) -> KeyStore:
     """The job's store, with the keys of this job only. Raises RendezvousFailed in words."""
     is_host = info.rank == 0 and not meeting.hosted_elsewhere
     try:
-        store = distributed.TCPStore(
+        store = tcp_store(
             meeting.address,
             meeting.port,
-            info.world_size,
-            is_host,
-            timeout=seconds(config.startup_deadline_s),
-            wait_for_workers=False,
-            # TRAP: torch takes the socket over and closes it; -1 would be read as a number.
-            **(
-                {"master_listen_fd": meeting.listen_fd}
-                if is_host and meeting.listen_fd >= 0
-                else {}
-            ),
+            hosts=info.world_size if is_host else None,
+            listen_fd=meeting.listen_fd,
+            deadline_s=config.startup_deadline_s,
         )
     except (RuntimeError, ValueError) as error:
         place = f"{meeting.address}:{meeting.port}"
@@ -155,51 +163,30 @@ def open_store(info: RankInfo, config: EPConfig, meeting: Meeting) -> distribute
         raise RendezvousFailed(
             f"{what} ({plain_reason(error)}) -- the ranks meet there -- {mend}"
         ).located(info, phase="rendezvous") from error
-    return distributed.PrefixStore(f"phalanx/{meeting.job}", store)
+    return prefixed_store(store, f"phalanx/{meeting.job}")
 
 
 def open_channel(
-    store: distributed.Store,
+    store: KeyStore,
     info: RankInfo,
     config: EPConfig,
     *,
     address: str,
     device: torch_device,
     state: StateDigest,
-    liveness: Liveness,
-) -> BroadcastChannel:
-    """The command channel of several ranks. Every rank calls it."""
-    wire: Wire
+    mark: Mark,
+) -> CommandChannel:
+    """The command channel of several ranks. Every rank calls it. mark: see channel.Numbering."""
+    is_head = info.rank == 0
+    sender_state, sender_mark = (state, mark) if is_head else (None, None)
     if config.command_transport == "nccl":
         # The device communicator has one deadline for all it does, idle waits included.
-        wire = DeviceWire(
-            open_communicator(
-                store,
-                info,
-                backend="nccl",
-                deadline_s=FOREVER_S,
-                address=address,
-                device=device,
-                name="commands",
-            )
+        patient = replace(config, backend="nccl", collective_deadline_s=FOREVER_S)
+        comm = choose_communicator(
+            patient, info, store=store, name="commands", device=device, address=address
         )
-    else:
-        wire = GlooWire(
-            gloo_group(
-                store,
-                info,
-                name="commands",
-                deadline_s=config.startup_deadline_s,
-                address=address,
-            )
-        )
-    return BroadcastChannel(
-        wire,
-        rank=info.rank,
-        deadline_s=config.command_deadline_s,
-        state=state,
-        mark=liveness.command if info.rank == 0 else None,
-    )
+        return NcclChannel(comm, state=sender_state, mark=sender_mark)
+    return gloo_channel(store, info, config, address=address, state=sender_state, mark=sender_mark)
 
 
 def own_address(meeting: Meeting) -> str:
@@ -236,15 +223,9 @@ def _join_alone(
         agreed=compare([_agreement(info, sheet, address=LOOPBACK)]),
         liveness=liveness,
         digest=digest,
-        channel=LocalChannel(digest, mark=liveness.command),
-        comm=open_communicator(
-            None,
-            info,
-            backend="local",
-            deadline_s=config.collective_deadline_s,
-            address=LOOPBACK,
-            device=device,
-        ),
+        channel=LocalChannel(state=digest, mark=liveness.command),
+        comm=LocalCommunicator(device),
+        store=None,
     )
 
 
@@ -271,7 +252,7 @@ def _open_liveness(
     info: RankInfo,
     config: EPConfig,
     *,
-    store: distributed.Store,
+    store: KeyStore,
     token: str,
     address: str,
     on_fault: OnFault,
@@ -289,10 +270,10 @@ def _open_liveness(
     return LivenessClient(info, config, token=token, on_fault=on_fault, address=(host, port))
 
 
-def _shared(info: RankInfo, store: distributed.Store, key: str, make: Callable[[], str]) -> str:
+def _shared(info: RankInfo, store: KeyStore, key: str, make: Callable[[], str]) -> str:
     """Rank 0's value of `key`, for every rank."""
     if info.rank == 0:
-        store.set(key, make())
+        store.set(key, make().encode())
     return bytes(store.get(key)).decode()
 
 

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from torch import distributed
-
+from phalanx.ep.comm.groups import KeyStore
 from phalanx.ep.faults import RendezvousFailed
 from phalanx.ep.topology import RankInfo
 
@@ -21,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def exchange(
-    store: distributed.Store | None,
+    store: KeyStore | None,
     info: RankInfo,
     *,
     name: str,
@@ -50,7 +49,7 @@ def exchange(
 
 
 def _collect(
-    store: distributed.Store,
+    store: KeyStore,
     info: RankInfo,
     *,
     name: str,

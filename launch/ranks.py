@@ -192,7 +192,7 @@ def _torchrun(variables: Mapping[str, str], here: Here) -> Identity | None:
 def _slurm(variables: Mapping[str, str], given: Options, here: Here) -> Identity | None:
     # A batch script has SLURM_PROCID=0 too, and a launcher that forks inside one task has it in
     # every child: only a step of several tasks says who is who.
-    if int(variables.get("SLURM_STEP_NUM_TASKS") or 1) <= 1 or "SLURM_STEP_ID" not in variables:
+    if variables.get("SLURM_STEP_NUM_TASKS", "1") == "1" or "SLURM_STEP_ID" not in variables:
         return None
     _need("the SLURM step's variables", SLURM_NAMES, variables)
     rank, local_rank, node = (_number(variables, name) for name in SLURM_NAMES[:3])
@@ -203,7 +203,7 @@ def _slurm(variables: Mapping[str, str], given: Options, here: Here) -> Identity
     step = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
     meeting = _meeting(
         given.master_addr or variables.get("MASTER_ADDR") or hosts[0],
-        given.master_port or int(variables.get("MASTER_PORT") or _port_of_step(step)),
+        given.master_port or _port(variables, otherwise=_port_of_step(step)),
         job=f"slurm.{step}",
         fits_here=len(hosts) == 1,
     )
@@ -219,7 +219,7 @@ def _mpi(variables: Mapping[str, str], given: Options, here: Here) -> Identity |
         _need("MPI's variables", names, variables)
         rank, world, local_rank, local_world = (_number(variables, name) for name in names)
         address = given.master_addr or variables.get("MASTER_ADDR", "")
-        port = given.master_port or int(variables.get("MASTER_PORT") or 0)
+        port = given.master_port or _port(variables, otherwise=0)
         if not address or not port:
             missing = [
                 name
@@ -268,6 +268,10 @@ def _meeting(
         hosted_elsewhere=hosted_elsewhere,
         on_one_host=fits_here,
     )
+
+
+def _port(variables: Mapping[str, str], *, otherwise: int) -> int:
+    return _number(variables, "MASTER_PORT") if variables.get("MASTER_PORT") else otherwise
 
 
 def _port_of_step(step: str) -> int:

@@ -239,11 +239,16 @@ class Executor:
         result = ForwardResult(picks=[], logits=[])
         id_at = logits_at = 0
         for count, want in zip(counts, message.wants, strict=True):
-            result.picks.append(ids[id_at : id_at + count] if want == Want.ARGMAX else [])
-            id_at += count if want == Want.ARGMAX else 0
-            own = want == Want.LOGITS and logits_RV is not None
-            result.logits.append(logits_RV[logits_at : logits_at + count] if own else None)
-            logits_at += count if want == Want.LOGITS else 0
+            picks: list[int] = []
+            logits: Logits | None = None
+            if want == Want.ARGMAX:
+                picks = ids[id_at : id_at + count]
+                id_at += count
+            elif want == Want.LOGITS and logits_RV is not None:
+                logits = logits_RV[logits_at : logits_at + count]
+                logits_at += count
+            result.picks.append(picks)
+            result.logits.append(logits)
         return result
 
     # -- propose ------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import distributed
 
 from phalanx.ep.comm.communicator import Communicator
+from phalanx.ep.comm.groups import KeyStore
 from phalanx.ep.comm.local import LocalCommunicator
 from phalanx.ep.comm.nccl import NcclCommunicator, new_unique_id
 from phalanx.ep.comm.torch_dist import gloo_communicator, nccl_communicator
@@ -20,11 +20,11 @@ def choose_communicator(
     config: EPConfig,
     info: RankInfo,
     *,
-    store: distributed.Store | None,
+    store: KeyStore | None,
     name: str,
     device: torch.device,
     address: str,
-    on_stuck: Callable[[CollectiveFailed], None] | None = None,
+    on_stuck: Callable[[CollectiveFailed], object] | None = None,
 ) -> Communicator:
     """The communicator of this job, under `name` (each name once). Every rank calls it.
 

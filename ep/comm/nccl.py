@@ -89,7 +89,7 @@ class NcclCommunicator:
         unique_id: bytes,
         device: torch.device,
         deadline_s: float,
-        on_stuck: Callable[[CollectiveFailed], None] | None = None,
+        on_stuck: Callable[[CollectiveFailed], object] | None = None,
         core: Any = None,
     ) -> None:
         """Collective: every rank calls it, with rank 0's `unique_id`, within `deadline_s`.
@@ -147,9 +147,7 @@ class NcclCommunicator:
         """Returns when every rank has called it. Raises CollectiveFailed."""
         one = torch.zeros(1, dtype=torch.int32, device=self.device)
         stream = self._stream()
-        self._call(
-            "barrier", lambda comm: comm.allreduce(one, one, self._core.SUM, stream=stream)
-        )
+        self._call("barrier", lambda comm: comm.allreduce(one, one, self._core.SUM, stream=stream))
         one.cpu()
         self._raise_failure()
 

@@ -31,8 +31,9 @@ def mark_stream(device: torch.device) -> Mark | None:
     """A mark at the end of the current stream, or None where there is nothing to watch."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
-    event: Any = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
+    cuda: Any = torch.cuda  # its classes are untyped
+    event = cuda.Event()
+    event.record(cuda.current_stream(device))
     marked: Mark = event
     return marked
 

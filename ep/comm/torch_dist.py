@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, distributed
 
 from phalanx.ep.comm.counting import count
-from phalanx.ep.comm.groups import collective_failed, gloo_group, nccl_group, seconds
+from phalanx.ep.comm.groups import (
+    KeyStore,
+    broadcast_options,
+    collective_failed,
+    gloo_group,
+    nccl_group,
+    seconds,
+)
 from phalanx.ep.faults import CollectiveFailed
 from phalanx.ep.topology import RankInfo
 
@@ -33,17 +40,16 @@ class TorchDistCommunicator:
         self._deadline_s = deadline_s
         self._is_closed = False
         limit = seconds(deadline_s)
-        self._sum = distributed.AllreduceOptions()
-        self._sum.reduceOp = distributed.ReduceOp.SUM
+        options: Any = distributed  # torch's stubs do not name them all
+        self._sum = options.AllreduceOptions()
+        self._sum.reduceOp = options.ReduceOp.SUM
         self._sum.timeout = limit
-        self._gather = distributed.GatherOptions()
+        self._gather = options.GatherOptions()
         self._gather.timeout = limit
-        self._broadcast = distributed.BroadcastOptions()
-        self._broadcast.timeout = limit
-        self._broadcast.rootTensor = 0
-        self._all = distributed.AllgatherOptions()
+        self._broadcast = broadcast_options(deadline_s=deadline_s)
+        self._all = options.AllgatherOptions()
         self._all.timeout = limit
-        self._barrier = distributed.BarrierOptions()
+        self._barrier = options.BarrierOptions()
         self._barrier.timeout = limit
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ class TorchDistCommunicator:
 
 
 def gloo_communicator(
-    store: distributed.Store, info: RankInfo, *, name: str, deadline_s: float, address: str
+    store: KeyStore, info: RankInfo, *, name: str, deadline_s: float, address: str
 ) -> TorchDistCommunicator:
     """A gloo communicator; every rank calls it."""
     group = gloo_group(store, info, name=name, deadline_s=deadline_s, address=address)
@@ -127,7 +133,7 @@ def gloo_communicator(
 
 
 def nccl_communicator(
-    store: distributed.Store, info: RankInfo, *, name: str, deadline_s: float, device: torch.device
+    store: KeyStore, info: RankInfo, *, name: str, deadline_s: float, device: torch.device
 ) -> TorchDistCommunicator:
     """A NCCL communicator on `device`; every rank calls it."""
     group = nccl_group(store, info, name=name, deadline_s=deadline_s, device=device)

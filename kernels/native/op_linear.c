@@ -6,9 +6,9 @@
 #include "scratch.h"
 #include "thread_pool.h"
 
-#define MANY_ROWS 16             /* as dot_rows: the call is limited by arithmetic from here on */
+#define MANY_ROWS 16             /* the call is limited by arithmetic from here on */
 #define TASK_BYTES (48 * 1024)   /* weights of one task while memory is the limit */
-#define ROWS_PER_TASK 192        /* while arithmetic is */
+#define ROWS_PER_TASK 256        /* while arithmetic is */
 #define TASKS_PER_THREAD 6       /* enough that a late thread costs little */
 #define COLUMN_UNIT 12           /* whole tiles, of 3 or of 4 columns */
 /* The head sums exp over spans of this many columns, then over spans: one order for all calls. */

@@ -6,7 +6,6 @@
 
 /* Each use has its own slot; a slot's content is lost when it is asked for again. */
 enum scratch_slot {
-    SCRATCH_PANEL,    /* dot_rows: weights converted to float */
     SCRATCH_POINTERS, /* row pointers of an operation */
     SCRATCH_SHARED,   /* an operation's buffer that all its tasks see */
     SCRATCH_INDEX,    /* an operation's integer tables */

@@ -2,20 +2,22 @@
  *
  * dot_rows sums over k lane by lane, ascending, one accumulator per (row, column), then adds the
  * lanes: the same order in every tile shape, which is why a row's result does not depend on how
- * many rows there are. Weights come straight from memory when there are few rows (the memory is
- * the limit then, so the tile only has to keep enough reads in flight), and through a panel of
- * floats in the second-level cache when there are many (converting bfloat16 once per panel). */
+ * many rows there are. bfloat16 weights are widened as they are loaded; the units that do it are
+ * otherwise idle. */
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-#define PANEL_ROWS 16                /* from here on convert and block */
-#define PANEL_BYTES (160 * 1024)     /* of floats; leaves room in a 512 KiB cache */
-#define AHEAD_BYTES 2048             /* how far ahead of the sum weights are asked for */
+/* 4 x 3 accumulators, 3 columns of w and one of x fill the 16 registers of AVX2. */
+#define TILE_ROWS 4
+#define TILE_COLUMNS 3
+#define ROW_BLOCK_BYTES (192 * 1024) /* of x, beside the weights in a 512 KiB cache */
+#define LONG_COLUMN_BYTES 4096
+#define AHEAD_BYTES 1024
 
 /* The last k % LANES values of a tile's rows and columns, padded with zeros. Filled before the sums
  * begin, so that no call comes between the accumulators and their registers. */
 struct tail {
-    float x[4][LANES], w[4][LANES];
+    float x[TILE_ROWS][LANES], w[TILE_COLUMNS][LANES];
 };
 
 static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, size_t nc,
@@ -30,13 +32,19 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
     }
 }
 
-/* One tile: nr x nc outputs. Inlined with constant nr and nc, so that `acc` becomes registers.
- * The next tile's columns follow this one's in memory, so reading ahead past the end of a column
- * goes on at the start of the column nc further. */
+/* Where, counted in bytes from w, the line to ask for lies while line `line` of every column is
+ * summed. Short columns of a dense matrix: one straight walk through memory, a tile and a bit
+ * ahead, which is what the memory likes best. Long ones: a bit ahead in each column. */
+VF size_t ahead_of(size_t line, size_t column, size_t nc, size_t column_bytes) {
+    if (column_bytes >= LONG_COLUMN_BYTES) return column * column_bytes + line * 64 + AHEAD_BYTES;
+    return nc * column_bytes + AHEAD_BYTES + (line * nc + column) * 64;
+}
+
+/* One tile: nr x nc outputs. Inlined with constant nr and nc, so that `acc` becomes registers. */
 #define DEFINE_TILE(NAME, TYPE, DTYPE, LOAD)                                                      \
-    VF void NAME##_step(const size_t nr, const size_t nc, vf acc[4][4], const float *const *x,    \
+    VF void NAME##_step(const size_t nr, const size_t nc, vf acc[TILE_ROWS][TILE_COLUMNS], const float *const *x,    \
                         const TYPE *w, size_t w_stride, size_t i) {                               \
-        vf wv[4];                                                                                 \
+        vf wv[TILE_COLUMNS];                                                                                 \
         UNROLL for (size_t c = 0; c < nc; c++) wv[c] = LOAD(w + c * w_stride + i);                \
         UNROLL for (size_t r = 0; r < nr; r++) {                                                  \
             vf xv = vf_load(x[r] + i);                                                            \
@@ -49,14 +57,14 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
         const int has_tail = k % LANES != 0;                                                      \
         struct tail tail;                                                                         \
         if (has_tail) pad_tail(&tail, nr, nc, x, w, DTYPE, w_stride, k);                          \
-        vf acc[4][4];                                                                             \
+        vf acc[TILE_ROWS][TILE_COLUMNS];                                                                             \
         UNROLL for (size_t r = 0; r < nr; r++)                                                    \
             UNROLL for (size_t c = 0; c < nc; c++) acc[r][c] = vf_zero();                         \
         size_t i = 0;                                                                             \
         for (; i + line <= k; i += line) {                                                        \
-            size_t ahead = i + AHEAD_BYTES / sizeof(TYPE);                                        \
-            if (ahead >= k) ahead = ahead - k + nc * w_stride;                                    \
-            UNROLL for (size_t c = 0; c < nc; c++) __builtin_prefetch(w + c * w_stride + ahead);  \
+            UNROLL for (size_t c = 0; c < nc; c++)                                                \
+                __builtin_prefetch((const char *)w +                                              \
+                                   ahead_of(i / line, c, nc, w_stride * sizeof(TYPE)));           \
             UNROLL for (size_t u = 0; u < line; u += LANES)                                       \
                 NAME##_step(nr, nc, acc, x, w, w_stride, i + u);                                  \
         }                                                                                         \
@@ -68,16 +76,13 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
         store_sums(nr, nc, acc, y, y_col);                                                        \
     }
 
-VF void store_sums(const size_t nr, const size_t nc, vf acc[4][4], float *const *y, size_t y_col) {
+VF void store_sums(const size_t nr, const size_t nc, vf acc[TILE_ROWS][TILE_COLUMNS], float *const *y, size_t y_col) {
     if (nr == 4) {
         UNROLL for (size_t c = 0; c < nc; c++) {
             float out[4];
             vf_sum4(acc[0][c], acc[1][c], acc[2][c], acc[3][c], out);
             UNROLL for (size_t r = 0; r < 4; r++) y[r][y_col + c] = out[r];
         }
-    } else if (nc == 4) {
-        UNROLL for (size_t r = 0; r < nr; r++)
-            vf_sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], y[r] + y_col);
     } else {
         UNROLL for (size_t r = 0; r < nr; r++)
             UNROLL for (size_t c = 0; c < nc; c++) y[r][y_col + c] = vf_sum(acc[r][c]);
@@ -97,67 +102,33 @@ DEFINE_TILE(tile_bf16, uint16_t, DTYPE_BF16, vf_load_bf16)
                         size_t y_col, const TYPE *w, size_t w_stride, size_t k) {               \
         switch (nr * 8 + nc) {                                                                  \
             TILE_CASE(TILE, 1, 1) TILE_CASE(TILE, 1, 2) TILE_CASE(TILE, 1, 3)                   \
-            TILE_CASE(TILE, 1, 4) TILE_CASE(TILE, 2, 1) TILE_CASE(TILE, 2, 2)                   \
-            TILE_CASE(TILE, 2, 3) TILE_CASE(TILE, 2, 4) TILE_CASE(TILE, 3, 1)                   \
-            TILE_CASE(TILE, 3, 2) TILE_CASE(TILE, 3, 3) TILE_CASE(TILE, 4, 1)                   \
-            TILE_CASE(TILE, 4, 2) TILE_CASE(TILE, 4, 3)                                         \
+            TILE_CASE(TILE, 2, 1) TILE_CASE(TILE, 2, 2) TILE_CASE(TILE, 2, 3)                   \
+            TILE_CASE(TILE, 3, 1) TILE_CASE(TILE, 3, 2) TILE_CASE(TILE, 3, 3)                   \
+            TILE_CASE(TILE, 4, 1) TILE_CASE(TILE, 4, 2) TILE_CASE(TILE, 4, 3)                   \
         }                                                                                       \
     }
 
 DEFINE_SOME_TILE(some_tile_f32, tile_f32, float)
 DEFINE_SOME_TILE(some_tile_bf16, tile_bf16, uint16_t)
 
-/* Row tiles inside column tiles: a column tile's weights are read from memory once. */
-static FN void dot_direct(const float *const *x, float *const *y, size_t y_col, size_t rows,
-                          const void *w, int dtype, size_t w_stride, size_t cols, size_t k) {
-    size_t group = rows <= 2 ? 4 : 3; /* nr * nc accumulators, of 16 registers */
-    for (size_t c = 0; c < cols; c += group) {
-        size_t nc = min_size(group, cols - c);
-        const void *columns = element(w, dtype, c * w_stride);
-        for (size_t r = 0; r < rows; r += 4) {
-            size_t nr = min_size(4, rows - r);
-            if (dtype == DTYPE_BF16)
-                some_tile_bf16(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
-            else
-                some_tile_f32(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
-        }
-    }
-}
-
-static FN void widen(float *to, const uint16_t *from, size_t n) {
-    for (size_t i = 0; i < n; i += LANES) {
-        size_t m = min_size(n - i, LANES);
-        vf_store_n(to + i, vf_load_bf16_n(from + i, m), m);
-    }
-}
-
+/* Column tiles outside, row tiles inside: a column tile's weights come from memory once, and stay
+ * in the first-level cache for the other row tiles. Many rows go block by block, so that a block of
+ * x stays in the second-level cache; the weights of a call are then read once per block. */
 static FN void dot_rows(const float *const *x, float *const *y, size_t y_col, size_t rows,
                         const void *w, int dtype, size_t w_stride, size_t cols, size_t k) {
-    size_t panel_stride = (k + 15) & ~(size_t)15;
-    size_t panel_cols = PANEL_BYTES / (panel_stride * sizeof(float) + 1) / 3 * 3;
-    panel_cols = min_size(max_size(panel_cols, 6), cols);
-    float *panel = NULL;
-    if (rows >= PANEL_ROWS && dtype == DTYPE_BF16)
-        panel = scratch_get(SCRATCH_PANEL, panel_cols * panel_stride * sizeof(float));
-    if (rows < PANEL_ROWS || (dtype == DTYPE_BF16 && panel == NULL)) {
-        dot_direct(x, y, y_col, rows, w, dtype, w_stride, cols, k);
-        return;
-    }
-    for (size_t c = 0; c < cols; c += panel_cols) {
-        size_t nc = min_size(panel_cols, cols - c);
-        const float *floats = element(w, dtype, c * w_stride);
-        size_t stride = w_stride;
-        if (dtype == DTYPE_BF16) {
-            for (size_t j = 0; j < nc; j++)
-                widen(panel + j * panel_stride, (const uint16_t *)w + (c + j) * w_stride, k);
-            floats = panel;
-            stride = panel_stride;
-        }
-        for (size_t r = 0; r < rows; r += 4) {
-            size_t nr = min_size(4, rows - r);
-            for (size_t j = 0; j < nc; j += 3)
-                some_tile_f32(nr, min_size(3, nc - j), x + r, y + r, y_col + c + j,
-                              floats + j * stride, stride, k);
+    size_t block = max_size(ROW_BLOCK_BYTES / (k * sizeof(float) + 1) / 4 * 4, 16);
+    for (size_t first = 0; first < rows; first += block) {
+        size_t end = min_size(rows, first + block);
+        for (size_t c = 0; c < cols; c += TILE_COLUMNS) {
+            size_t nc = min_size(TILE_COLUMNS, cols - c);
+            const void *columns = element(w, dtype, c * w_stride);
+            for (size_t r = first; r < end; r += 4) {
+                size_t nr = min_size(4, end - r);
+                if (dtype == DTYPE_BF16)
+                    some_tile_bf16(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
+                else
+                    some_tile_f32(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
+            }
         }
     }
 }

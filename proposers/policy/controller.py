@@ -70,10 +70,11 @@ class ControllerSettings:
     explore_every: int = 32
     """Decisions of a stream until its first look one draft deeper; 0 never explores."""
     explore_max: int = 512
-    explore_fade: float = 0.5
+    explore_fade: float = 1.0
     """What the counts beyond the chosen depth keep at each look past it. They date from when the
-    stream last ran that deep; at full weight one unlucky stretch there would outvote every look
-    for thousands of tokens. 1 keeps them."""
+    stream last ran that deep: below a cold prior of measured rates one unlucky stretch there can
+    outvote every later look, and 0.5 lets the looks win. The chained cold prior is optimistic
+    about unseen positions by itself and needs no fading (1): it would look too often."""
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     every_depth: bool = False
     """Allow every depth up to the source's, not only that one and 0 (block drafters)."""

@@ -94,6 +94,7 @@ def controller_settings(
         dwell=BLOCK_DWELL if scenario.block else CHAIN_DWELL,
         explore_every=16 if scenario.block else 32,
         explore_max=256 if scenario.block else 512,
+        explore_fade=0.5,
         acceptance=AcceptanceSettings(cold=cold),
         every_depth=True,
     )

@@ -25,7 +25,8 @@ from phalanx.runtime.models.decoder_model import DecoderModel
 from phalanx.runtime.models.heads import MtpHead
 from phalanx.runtime.models.planning import Drafting, RankShare
 from phalanx.runtime.models.spec import ModelSpec, load_spec
-from phalanx.runtime.weights.index import TensorEntry, read_index
+from phalanx.runtime.weights.fused_experts import split_fused
+from phalanx.runtime.weights.index import CheckpointError, TensorEntry, read_index
 from phalanx.runtime.weights.load import Progress, WeightsReport, load_targets
 from phalanx.runtime.weights.shards import ShardPlan
 
@@ -50,8 +51,10 @@ def open_checkpoint(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry]]:
 
     A config.json may promise an MTP layer whose weights were not shipped; then there is none.
     """
-    spec, entries = load_spec(folder), read_index(folder)
-    if spec.num_mtp_layers and not FAMILIES[spec.architecture].has_mtp(set(entries), spec):
+    spec = load_spec(folder)
+    family = FAMILIES[spec.architecture]
+    entries = split_fused(read_index(folder), family.EXPERTS)
+    if spec.num_mtp_layers and not family.has_mtp(set(entries), spec):
         spec = replace(spec, num_mtp_layers=0, mtp_vocab=0)
     return spec, entries
 
@@ -74,9 +77,11 @@ def load_model(
 ) -> tuple[DecoderModel, WeightsReport]:
     """Read this rank's slices of the checkpoint in `folder` and wire the model.
 
-    `placement` must describe `comm.world_size` ranks. Raises ModelSpecError, CheckpointError.
+    Raises ModelSpecError, CheckpointError; PlacementError when `placement` describes other experts
+    or ranks than the checkpoint and `comm` have.
     """
     spec, entries = open_checkpoint(folder)
+    placement.check(num_experts=spec.num_experts, world_size=comm.world_size)
     share = RankShare.of(spec, placement, rank=comm.rank, drafting=drafting)
     plan = plan_shards(spec, share)
     tensors, report = load_targets(
@@ -162,10 +167,21 @@ def _draft_vocabulary(parts: _Parts, draft: RankShare, comm: Communicator) -> Vo
     if ids is None:
         rows, size = _head_rows(parts, draft.vocabulary), spec.vocab_size
     else:
+        _check_draft_ids(ids, spec.vocab_size)
         share = split_vocabulary(spec.mtp_vocab, comm.world_size, comm.rank)
         whole = _head_rows(parts, range(spec.vocab_size))
         rows, size = whole[ids[share.start : share.stop]].contiguous(), spec.mtp_vocab
     return VocabHead(rows, vocab_size=size, comm=comm, kernels=parts.kernels, token_ids_V=ids)
+
+
+def _check_draft_ids(ids: Tensor, vocab_size: int) -> None:
+    """Ascending ids of the target's vocabulary: the order decides ties between drafts."""
+    if bool((ids[1:] <= ids[:-1]).any()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise CheckpointError(
+            f"bad draft vocabulary (mtp.draft_ids from {int(ids.min())} to {int(ids.max())}, limit: "
+            f"strictly ascending, 0..{vocab_size - 1}) -- drafts would be other tokens -- use the "
+            "mtp.safetensors made for this model"
+        )
 
 
 def _layer(parts: _Parts, prefix: str, *, kv_layer: int, experts: range) -> DecoderLayer:

@@ -6,8 +6,9 @@ copies of the embedding and head that some checkpoints carry there are not read.
 
 from __future__ import annotations
 
+from typing import Final
+
 from phalanx.runtime.models.planning import (
-    ExpertNames,
     RankShare,
     attention,
     experts,
@@ -15,10 +16,11 @@ from phalanx.runtime.models.planning import (
     vocabulary,
 )
 from phalanx.runtime.models.spec import ModelSpec
+from phalanx.runtime.weights.fused_experts import ExpertNames
 from phalanx.runtime.weights.shards import ShardPlan
 
-EXPERTS = ExpertNames(prefix="mlp.experts", gate="gate_proj", up="up_proj", down="down_proj")
-MTP_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+EXPERTS: Final = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
+MTP_COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
 
 
 def has_mtp(names: set[str], spec: ModelSpec) -> bool:
@@ -70,20 +72,15 @@ def _layer(
 
 def _mtp(plan: ShardPlan, spec: ModelSpec, share: RankShare) -> None:
     d, source = spec.hidden_size, f"model.layers.{spec.num_layers}"
-    plan.skipped |= {f"{source}.{name}" for name in MTP_COPIES}
+    plan.unused |= {f"{source}.{name}" for name in MTP_COPIES}
     draft = share.drafter
     if draft is None:
-        plan.skipped |= mtp_names(spec)
+        elsewhere = ShardPlan()
+        _mtp(elsewhere, spec, RankShare.whole(spec))
+        plan.leave_to_others(elsewhere)
         return
     plan.whole("mtp.enorm", f"{source}.enorm.weight", (d,))
     plan.whole("mtp.hnorm", f"{source}.hnorm.weight", (d,))
     plan.whole("mtp.eh_proj", f"{source}.eh_proj.weight", (d, 2 * d))
     plan.whole("mtp.norm", f"{source}.shared_head.norm.weight", (d,))
     _layer(plan, spec, draft, source=source, target="mtp.block", dense=False)
-
-
-def mtp_names(spec: ModelSpec) -> set[str]:
-    """Every checkpoint name of the MTP layer, for ranks that do not draft."""
-    plan = ShardPlan()
-    _mtp(plan, spec, RankShare.whole(spec))
-    return {piece.source for target in plan.targets.values() for piece in target.pieces}

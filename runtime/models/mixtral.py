@@ -5,11 +5,14 @@ The table at the end maps checkpoint names to the tensors of this rank.
 
 from __future__ import annotations
 
-from phalanx.runtime.models.planning import ExpertNames, RankShare, attention, experts, vocabulary
+from typing import Final
+
+from phalanx.runtime.models.planning import RankShare, attention, experts, vocabulary
 from phalanx.runtime.models.spec import ModelSpec
+from phalanx.runtime.weights.fused_experts import ExpertNames
 from phalanx.runtime.weights.shards import ShardPlan
 
-EXPERTS = ExpertNames(prefix="block_sparse_moe.experts", gate="w1", up="w3", down="w2")
+EXPERTS: Final = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 def has_mtp(names: set[str], spec: ModelSpec) -> bool:
@@ -41,18 +44,12 @@ def _mtp(plan: ShardPlan, spec: ModelSpec, share: RankShare) -> None:
     d = spec.hidden_size
     draft = share.drafter
     if draft is None:
-        plan.skipped |= mtp_names(spec)
+        elsewhere = ShardPlan()
+        _mtp(elsewhere, spec, RankShare.whole(spec))
+        plan.leave_to_others(elsewhere)
         return
     for name, shape in (("enorm", (d,)), ("hnorm", (d,)), ("norm", (d,)), ("eh_proj", (d, 2 * d))):
         plan.whole(f"mtp.{name}", f"mtp.{name}.weight", shape)
     _layer(plan, spec, draft, source="mtp.block", target="mtp.block")
     if spec.mtp_vocab:
         plan.whole("mtp.draft_ids", "mtp.draft_ids", (spec.mtp_vocab,), type="int64")
-
-
-def mtp_names(spec: ModelSpec) -> set[str]:
-    """Every checkpoint name of the MTP module, for ranks that do not draft."""
-    plan = ShardPlan()
-    everything = RankShare.whole(spec)
-    _mtp(plan, spec, everything)
-    return {piece.source for target in plan.targets.values() for piece in target.pieces}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from phalanx.ep.placement import ExpertPlacement, split_vocabulary
 from phalanx.runtime.models.spec import ModelSpec
-from phalanx.runtime.weights.shards import Piece, ShardPlan, Target
+from phalanx.runtime.weights.fused_experts import ExpertNames
+from phalanx.runtime.weights.shards import Expected, Piece, ShardPlan, Target
 
 
 class Drafting(enum.Enum):
@@ -51,16 +52,6 @@ class RankShare:
         return cls(experts=experts, vocabulary=vocabulary, drafter=draft)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertNames:
-    """How a family names one expert's matrices."""
-
-    prefix: str
-    gate: str
-    up: str
-    down: str
-
-
 def vocabulary(plan: ShardPlan, spec: ModelSpec, share: RankShare) -> None:
     """Embedding, final norm, and this rank's rows of an untied head.
 
@@ -71,7 +62,7 @@ def vocabulary(plan: ShardPlan, spec: ModelSpec, share: RankShare) -> None:
     plan.whole("embedding", "model.embed_tokens.weight", table)
     plan.whole("final_norm", "model.norm.weight", (spec.hidden_size,))
     if spec.tie_embeddings:
-        plan.skipped.add("lm_head.weight")
+        plan.unused.add("lm_head.weight")
         return
     rows, draft = share.vocabulary, share.drafter if spec.num_mtp_layers else None
     if draft is not None and (spec.mtp_vocab or draft.vocabulary != rows):
@@ -109,14 +100,14 @@ def gated_mlp(
 def experts(
     plan: ShardPlan, spec: ModelSpec, held: range, *, names: ExpertNames, source: str, target: str
 ) -> None:
-    """The held experts' matrices, stacked; other experts' names are another rank's."""
+    """The held experts' matrices, stacked; the other experts are other ranks'."""
     d, f = spec.hidden_size, spec.expert_intermediate
     gate_up, down = [], []
     for expert in range(spec.num_experts):
-        prefix = f"{source}.{names.prefix}.{expert}"
-        gate, up, out = (f"{prefix}.{n}.weight" for n in (names.gate, names.up, names.down))
+        gate, up, out = names.of(source, expert)
         if expert not in held:
-            plan.skipped |= {gate, up, out}
+            plan.others |= {gate: Expected((f, d), "weight"), up: Expected((f, d), "weight")}
+            plan.others[out] = Expected((d, f), "weight")
             continue
         slot = expert - held.start
         gate_up.append(Piece(source=gate, source_shape=(f, d), expert=slot))

@@ -69,12 +69,12 @@ def load_spec(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text())
-    except FileNotFoundError as missing:
+    except (FileNotFoundError, NotADirectoryError) as missing:
         raise ModelSpecError(
             f"no config.json (folder={folder}) -- a checkpoint folder holds config.json beside its "
             "safetensors -- check --model"
         ) from missing
-    except (json.JSONDecodeError, UnicodeDecodeError) as damaged:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as damaged:
         raise ModelSpecError(
             f"config.json cannot be read (file={path}: {damaged}) -- the checkpoint may be "
             "half-written -- copy it again"
@@ -82,10 +82,18 @@ def load_spec(folder: Path) -> ModelSpec:
     return parse_spec(raw, source=str(path))
 
 
-def parse_spec(raw: dict[str, Any], *, source: str) -> ModelSpec:
-    """A checked ModelSpec from the parsed config.json; `source` names it in errors."""
-    names = raw.get("architectures") or []
-    architecture = names[0] if names else "none"
+def parse_spec(raw: Any, *, source: str) -> ModelSpec:
+    """A checked ModelSpec from the parsed config.json; `source` names it in errors.
+
+    Raises ModelSpecError.
+    """
+    if not isinstance(raw, dict):
+        raise ModelSpecError(
+            f"config.json is not an object (type={type(raw).__name__} in {source}) -- it names the "
+            "model's sizes -- copy the checkpoint again"
+        )
+    names = raw.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else names
     if architecture not in SUPPORTED:
         raise ModelSpecError(
             f"unknown architecture (architectures={names} in {source}, supported: "
@@ -116,32 +124,57 @@ class _Fields:
             )
         return value
 
-    def real(self, name: str, default: float) -> float:
-        value = self.raw.get(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+    def real(self, name: str, default: float, *, nested: dict[str, Any] | None = None) -> float:
+        value = self.raw.get(name, (nested or {}).get(name))
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
             raise ModelSpecError(
-                f"bad field ({name}={value!r} in {self.source}, limit: number > 0) -- repair "
-                "config.json"
+                f"bad field ({name}={value!r} in {self.source}, limit: number > 0) -- every layer "
+                "computes with it -- repair config.json"
             )
         return float(value)
+
+    def switch(self, name: str, *, default: bool) -> bool:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise ModelSpecError(
+                f"bad field ({name}={value!r} in {self.source}, limit: true or false) -- it "
+                "decides which tensors a layer has -- repair config.json"
+            )
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One id, a list of ids, or none; each inside the vocabulary."""
+        value, size = self.raw.get(name), self.count("vocab_size")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for token in ids:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size:
+                raise ModelSpecError(
+                    f"bad field ({name}={value!r} in {self.source}, limit: token ids "
+                    f"0..{size - 1}) -- the text would never end, or end at once -- repair "
+                    "config.json"
+                )
+        return tuple(ids)
 
     def rope(self, name: str, default: float) -> float:
         """Rotary settings live at the top level or under rope_parameters (transformers 5)."""
         nested = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
-        kind = nested.get("rope_type", nested.get("type", "default"))
+        kind: Any = "unreadable"
+        if isinstance(nested, dict):
+            kind = nested.get("rope_type", nested.get("type", "default"))
         if kind != "default":
             raise ModelSpecError(
                 f"rotary scaling is not supported (rope_type={kind!r} in {self.source}, supported: "
                 "'default') -- positions would be wrong -- use a checkpoint without it"
             )
-        value = self.raw.get(name, nested.get(name, default))
-        return float(default if value is None else value)
+        return self.real(name, default, nested=nested)
 
 
 def _common(fields: _Fields, architecture: str) -> dict[str, Any]:
     raw = fields.raw
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
-    eos = raw.get("eos_token_id")
+    bos = fields.token_ids("bos_token_id")
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelSpecError(
@@ -157,12 +190,10 @@ def _common(fields: _Fields, architecture: str) -> dict[str, Any]:
         "num_kv_heads": fields.count("num_key_value_heads", heads),
         "head_dim": fields.count("head_dim", max(1, hidden // heads)),
         "rms_eps": fields.real("rms_norm_eps", 1e-5),
-        "tie_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "tie_embeddings": fields.switch("tie_word_embeddings", default=False),
         "max_position": fields.count("max_position_embeddings", 4096),
-        "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-        "bos_token_id": raw.get("bos_token_id"),
-        "num_mtp_layers": fields.count("num_nextn_predict_layers", 0, least=0),
-        "mtp_vocab": int((raw.get("phalanx_mtp") or {}).get("vocab", 0)),
+        "eos_token_ids": fields.token_ids("eos_token_id"),
+        "bos_token_id": bos[0] if bos else None,
     }
 
 
@@ -190,12 +221,25 @@ def _mixtral(fields: _Fields, common: dict[str, Any]) -> ModelSpec:
         topk_groups=1,
         routed_scale=1.0,
         norm_topk=True,
+        num_mtp_layers=fields.count("num_nextn_predict_layers", 0, least=0),
+        mtp_vocab=_draft_vocabulary(fields, common["vocab_size"]),
         mtp_reads_normed=False,
     )
 
 
+def _draft_vocabulary(fields: _Fields, vocab_size: int) -> int:
+    """Size of the reduced vocabulary that the demo's kind of MTP module drafts from; 0 = whole."""
+    about = fields.raw.get("phalanx_mtp") or {}
+    size = about.get("vocab", 0) if isinstance(about, dict) else about
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= vocab_size:
+        raise ModelSpecError(
+            f"bad field (phalanx_mtp.vocab={size!r} in {fields.source}, limit: 0..{vocab_size}) -- "
+            "the drafter picks from that many token ids -- repair config.json"
+        )
+    return size
+
+
 def _glm4_moe(fields: _Fields, common: dict[str, Any]) -> ModelSpec:
-    raw = fields.raw
     expert = fields.count("moe_intermediate_size")
     return ModelSpec(
         **common,
@@ -207,13 +251,16 @@ def _glm4_moe(fields: _Fields, common: dict[str, Any]) -> ModelSpec:
         shared_intermediate=expert * fields.count("n_shared_experts", 1, least=0),
         dense_intermediate=fields.count("intermediate_size"),
         first_k_dense=fields.count("first_k_dense_replace", 1, least=0),
-        qk_norm=bool(raw.get("use_qk_norm", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
+        qk_norm=fields.switch("use_qk_norm", default=False),
+        attention_bias=fields.switch("attention_bias", default=False),
         router="grouped_sigmoid",
         num_groups=fields.count("n_group", 1),
         topk_groups=fields.count("topk_group", 1),
         routed_scale=fields.real("routed_scaling_factor", 1.0),
-        norm_topk=bool(raw.get("norm_topk_prob", True)),
+        norm_topk=fields.switch("norm_topk_prob", default=True),
+        # The family's own default; a checkpoint that ships none is found out when it is opened.
+        num_mtp_layers=fields.count("num_nextn_predict_layers", 1, least=0),
+        mtp_vocab=0,
         mtp_reads_normed=True,
     )
 
@@ -223,13 +270,20 @@ def _check(spec: ModelSpec, source: str) -> None:
     rules = (
         (spec.num_heads % spec.num_kv_heads == 0, "num_attention_heads", spec.num_heads,
          f"a multiple of num_key_value_heads={spec.num_kv_heads}"),
-        (spec.rotary_dim % 2 == 0, "rotary dimension", spec.rotary_dim, "even"),
+        (spec.rotary_dim % 2 == 0 and 0 < spec.rotary_dim <= spec.head_dim, "rotary dimension",
+         spec.rotary_dim, f"even, 2 to head_dim={spec.head_dim}"),
         (spec.top_k <= spec.num_experts, "num_experts_per_tok", spec.top_k,
          f"at most the number of experts={spec.num_experts}"),
         (spec.num_experts % spec.num_groups == 0, "n_group", spec.num_groups,
          f"a divisor of the number of experts={spec.num_experts}"),
+        (spec.router == "softmax" or spec.num_experts // spec.num_groups >= 2, "n_group",
+         spec.num_groups, f"at least 2 of the {spec.num_experts} experts in each group"),
         (spec.topk_groups <= spec.num_groups, "topk_group", spec.topk_groups,
          f"at most n_group={spec.num_groups}"),
+        (spec.router == "softmax"
+         or spec.top_k <= spec.topk_groups * (spec.num_experts // spec.num_groups),
+         "num_experts_per_tok", spec.top_k,
+         f"at most the experts of topk_group={spec.topk_groups} groups"),
         (spec.first_k_dense <= spec.num_layers, "first_k_dense_replace", spec.first_k_dense,
          f"at most num_hidden_layers={spec.num_layers}"),
         (spec.num_mtp_layers <= 1, "num_nextn_predict_layers", spec.num_mtp_layers,

@@ -2,7 +2,8 @@
 
 A target is one fused tensor of the running model; its pieces say which rows of which checkpoint
 tensor fill which part of it. Every checkpoint name must be used by a piece or be known as another
-rank's (`skipped`), and every piece must find its tensor with the right shape: both ways an error.
+rank's (`skip`), and every name of the model must be there with the right shape, other ranks' too:
+so all ranks report a bad checkpoint alike.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from phalanx.runtime.weights.index import CheckpointError, TensorEntry
 
 TargetType = Literal["weight", "float32", "int64"]
+"""Element type of a target: the model's, always float32, or ids."""
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+INTEGERS: Final = frozenset({"I64", "I32"})
+
+
+class Expected(NamedTuple):
+    """What a checkpoint tensor must be."""
+
+    shape: tuple[int, ...]
+    type: TargetType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +57,10 @@ class ShardPlan:
     """Targets by name; built once by a model family, then only read."""
 
     targets: dict[str, Target] = field(default_factory=dict)
-    skipped: set[str] = field(default_factory=set)
-    """Known names that this rank does not hold."""
+    others: dict[str, Expected] = field(default_factory=dict)
+    """Checkpoint tensors that other ranks hold."""
+    unused: set[str] = field(default_factory=set)
+    """Names that a checkpoint may have and nobody reads."""
 
     def whole(self, target: str, source: str, shape: tuple[int, ...], **more: TargetType) -> None:
         """One checkpoint tensor as it is."""
@@ -68,30 +81,51 @@ class ShardPlan:
             at += shape[0]
         self.targets[target] = Target(shape=(at, *shape[1:]), pieces=tuple(pieces))
 
+    def leave_to_others(self, plan: ShardPlan) -> None:
+        """All that `plan` reads is held by other ranks."""
+        self.others |= plan.expected()
+
+    def expected(self) -> dict[str, Expected]:
+        """Every checkpoint tensor of the model as this plan knows it."""
+        known = dict(self.others)
+        for target in self.targets.values():
+            for piece in target.pieces:
+                known[piece.source] = Expected(piece.source_shape, target.type)
+        return known
+
     def check(self, entries: Mapping[str, TensorEntry]) -> None:
         """Raise CheckpointError when plan and checkpoint do not fit each other."""
-        wanted: dict[str, Piece] = {}
-        for target in self.targets.values():
-            wanted.update((piece.source, piece) for piece in target.pieces)
-        missing = sorted(name for name in wanted if name not in entries)
+        expected = self.expected()
+        missing = sorted(name for name in expected if name not in entries)
         unknown = sorted(
-            name for name in entries if name not in wanted | dict.fromkeys(self.skipped)
+            name for name in entries if name not in expected and name not in self.unused
         )
         if missing or unknown:
             raise CheckpointError(_mismatch(missing, unknown))
-        for name, piece in wanted.items():
-            if entries[name].shape != piece.source_shape:
-                raise CheckpointError(
-                    f"wrong shape (tensor={name}, shape={list(entries[name].shape)} in "
-                    f"{entries[name].file.name}, config.json asks for {list(piece.source_shape)}) "
-                    "-- weights and config belong to different models -- use a matching pair"
-                )
+        for name, want in expected.items():
+            _check_entry(entries[name], want)
+
+
+def _check_entry(entry: TensorEntry, want: Expected) -> None:
+    if entry.shape != want.shape:
+        raise CheckpointError(
+            f"wrong shape (tensor={entry.name}, shape={list(entry.shape)} in {entry.file.name}, "
+            f"config.json asks for {list(want.shape)}) -- weights and config belong to different "
+            "models -- use a matching pair"
+        )
+    allowed = INTEGERS if want.type == "int64" else FLOATS
+    if entry.dtype not in allowed:
+        raise CheckpointError(
+            f"wrong element type (tensor={entry.name}, dtype={entry.dtype} in {entry.file.name}, "
+            f"supported: {', '.join(sorted(allowed))}) -- its numbers would mean something else -- "
+            "use an unquantised checkpoint"
+        )
 
 
 def _mismatch(missing: list[str], unknown: list[str]) -> str:
     parts = []
     if missing:
-        near = difflib.get_close_matches(missing[0], unknown, 1, 0.8)
+        near = difflib.get_close_matches(missing[0], unknown[:1000], 1, 0.8)
         hint = f"; the checkpoint has {near[0]}" if near else ""
         parts.append(f"{len(missing)} tensors are missing, first {missing[0]}{hint}")
     if unknown:

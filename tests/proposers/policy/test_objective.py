@@ -145,10 +145,6 @@ def test_a_floor_or_margin_below_zero_is_refused() -> None:
             Margins(**{name: -0.1})
 
 
-def flat(per_row: float) -> object:
-    return lambda drafts: StepCost(ms=10.0 + per_row * drafts, joules=1.0 + per_row * drafts)
-
-
 def cut(gains: list[list[float]], objective: Objective, per_row: float, budget: int) -> object:
     return cut_depths(
         gains,

@@ -25,8 +25,8 @@ def test_gaps_double_up_to_the_longest() -> None:
 
 
 def test_a_changed_base_starts_the_gaps_over() -> None:
-    # Base 2 from decision 20 on: 4 decisions after the last look are long past.
-    assert explored([1] * 20 + [2] * 20) == [3, 7, 15, 20, 28]
+    # Base 2 from decision 20 on: 4 decisions since the last look are over, so it looks at once.
+    assert explored([1] * 20 + [2] * 20) == [3, 7, 15, 20, 24, 32]
 
 
 def test_zero_never_explores() -> None:

@@ -208,8 +208,10 @@ class Liveness:
             if self._cause is not None:
                 return
             self._cause = fault
-        self._has_cause.set()
-        self._on_fault(fault)
+        try:
+            self._on_fault(fault)
+        finally:
+            self._has_cause.set()  # only now: `fail` must not return into a process that ends
 
     def _start(self, run: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=run, name="phalanx-liveness", daemon=True)
@@ -265,7 +267,11 @@ class LivenessClient(Liveness):
         self._fields_asked = threading.Lock()
         self._fields_told = threading.Event()
         self._fields: TellFields | None = None
-        self._head = self._connect(address)
+        try:
+            self._head = self._connect(address)
+        except BaseException:
+            self._join()
+            raise
         self._start(self._run)
 
     def fields_of_head(self, seq: int, *, wait_s: float = 1.0) -> dict[str, str | int] | None:
@@ -294,21 +300,31 @@ class LivenessClient(Liveness):
                 "the hosts, or start again if rank 0 has ended",
             ).located(self.info, phase="rendezvous") from error
         line = Line(sock)
+        try:
+            return Peer(line, self._greet(line, deadline_s), machine=self._machine)
+        except EPFault as fault:
+            line.close()
+            raise fault.located(self.info, phase="rendezvous") from None
+
+    def _greet(self, line: Line, deadline_s: float) -> Hello:
+        """Say who this is and get rank 0's answer, which may be a fault."""
         line.say(self._hello())
         until = time.monotonic() + deadline_s
-        while (left := until - time.monotonic()) > 0:
-            ready(sock, select.POLLIN, wait_s=left)
-            messages, is_open = line.hear()
+        is_open = True
+        while is_open and (left := until - time.monotonic()) > 0:
+            ready(line.sock, select.POLLIN, wait_s=left)
+            try:
+                messages, is_open = line.hear()
+            except WireError:
+                break
             if messages and isinstance(messages[0], Hello):
-                return Peer(line, messages[0], machine=self._machine)
+                return messages[0]
             if messages and isinstance(messages[0], Report):
                 raise from_report(messages[0].fault)
-            if not is_open:
-                break
         raise RendezvousFailed(
-            f"rank 0 did not answer on its liveness port (address={address[0]}:{address[1]}) "
-            "-- another job may be listening there -- start the whole job again"
-        ).located(self.info, phase="rendezvous")
+            "rank 0 did not answer on its liveness port -- another job may be listening there -- "
+            "start the whole job again"
+        )
 
     def _tell(self, fault: EPFault) -> None:
         self._head.line.say(Report(fault.report))

@@ -202,6 +202,8 @@ class LivenessServer(Liveness):
                 phase="rendezvous",
             )
             line.say(Report(fault.report))
+            self._selector.unregister(line.sock)
+            line.close()
             self._declare(fault)
             return
         peer = Peer(line, hello, machine=self._machine)

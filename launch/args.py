@@ -14,6 +14,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import json
 import textwrap
 import typing
@@ -77,7 +78,7 @@ def field_docs(cls: type) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs: dict[str, str] = {}
-    for item, following in zip(body, body[1:], strict=False):
+    for item, following in itertools.pairwise(body):
         if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)):
             continue
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
@@ -159,6 +160,11 @@ def take_config(values: Mapping[str, Any]) -> Config:
             base = read_speculative_config(values["speculative_config"])
         branches[branch.name] = take_dataclass(cls, values, base=base)
     return Config(**branches)
+
+
+def speculation_given(values: Mapping[str, Any]) -> bool:
+    """Whether the user said who drafts; otherwise the checkpoint decides."""
+    return values.get("method") is not None or values.get("speculative_config") is not None
 
 
 def read_speculative_config(text: str) -> SpecConfig:

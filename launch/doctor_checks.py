@@ -16,9 +16,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from phalanx.runtime.config import Config
 from phalanx.runtime.flags import Flags
+
+if TYPE_CHECKING:
+    from phalanx.launch.asked import Asked
 
 MIN_PYTHON = (3, 11)
 # gloo and torch keep small segments there; NCCL wants more.
@@ -154,7 +157,7 @@ def check_port(host: str, port: int) -> Finding:
         except OSError as error:
             return warn(
                 "port",
-                f"{host}:{port} cannot be bound ({error.strerror}); only torchrun and SLURM need it",
+                f"{host}:{port} is taken ({error.strerror}); only torchrun and SLURM need it",
                 mend=f"end what listens there, or give torchrun another --master-port than {port}",
             )
     return ok("port", f"{host}:{port} is free (only torchrun and SLURM need it)")
@@ -163,9 +166,7 @@ def check_port(host: str, port: int) -> Finding:
 def check_flags(flags: Flags) -> list[Finding]:
     """No flag says something that its author did not mean."""
     given = [name for name, setting in flags.settings.items() if setting.raw is not None]
-    findings = [
-        warn("flags", warning, mend="see `phalanx flags`") for warning in flags.warnings
-    ]
+    findings = [warn("flags", warning, mend="see `phalanx flags`") for warning in flags.warnings]
     return findings or [ok("flags", ", ".join(given) if given else "none set")]
 
 
@@ -197,33 +198,33 @@ def check_nccl(*, device: str) -> Finding:
     return ok("nccl", "not in this torch; CPU ranks use gloo")
 
 
-def check_memory(folder: Path, config: Config, *, ranks: int, flags: Flags) -> list[Finding]:
+def check_memory(asked: Asked, *, ranks: int) -> list[Finding]:
     """Weights and KV pool of each rank fit this host, by arithmetic.
 
     A checkpoint that could not be loaded at all is one failed finding with the loader's own words.
     """
+    from phalanx.launch.asked import make_definite
     from phalanx.launch.memory_plan import free_host_bytes, memory_of_ranks
-    from phalanx.launch.session import drafting_of, resolve_for_folder
 
     try:
-        resolved = resolve_for_folder(
-            folder, config, flags=flags, local_rank=0, local_world_size=ranks
-        ).config
-        drafting = drafting_of(resolved, flags)
-        memory = memory_of_ranks(folder, resolved, ranks=ranks, drafting=drafting)
+        definite = make_definite(asked, local_world_size=ranks, world_size=ranks)
+        memory = memory_of_ranks(
+            definite.folder, definite.config, ranks=ranks, drafting=definite.drafting
+        )
     except ValueError as error:
         return [fail("model", str(error), mend="see the line itself")]
+    blocks = definite.config.cache.num_kv_blocks
     findings = [
         ok(
             f"rank {item.rank}",
-            f"{megabytes(item.weights)} weights + {megabytes(item.kv_pool)} KV pool "
-            f"({resolved.cache.num_kv_blocks} blocks) = {megabytes(item.total)} with the process",
+            f"{megabytes(item.weights)} weights + {megabytes(item.kv_pool)} KV pool ({blocks} "
+            f"blocks) = {megabytes(item.total)} with the process",
         )
         for item in memory
     ]
     total, free = sum(item.total for item in memory), free_host_bytes()
     detail = f"{megabytes(total)} for {ranks} ranks of {megabytes(free)} free"
-    if config.model.device == "cpu" and total > free:
+    if definite.config.model.device == "cpu" and total > free:
         mend = "use more hosts, --dtype bfloat16, or a smaller --max-model-len or --num-kv-blocks"
         return [*findings, fail("memory", detail, mend=mend)]
     return [*findings, ok("memory", detail)]

@@ -67,9 +67,7 @@ def read_prompts(path: Path, *, sampling_fields: Sequence[str]) -> list[PromptLi
     return lines
 
 
-def _read_line(
-    text: str, *, where: str, number: int, sampling_fields: Sequence[str]
-) -> PromptLine:
+def _read_line(text: str, *, where: str, number: int, sampling_fields: Sequence[str]) -> PromptLine:
     try:
         item = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""What a run reports: the JSON object of `phalanx run --json`, and the table that a person reads."""
+"""What a run reports: the JSON object of `phalanx run --json`, and the table for a person."""
 
 from __future__ import annotations
 

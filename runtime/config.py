@@ -191,6 +191,11 @@ def resolve(config: Config, *, host: Host, facts: ModelFacts) -> Resolved:
         changes.append(f"model.threads {model.threads} -> {threads}: {why}")
         model = dataclasses.replace(model, threads=threads)
 
+    ep = config.ep
+    if model.device == "cuda" and ep.backend == "gloo":
+        changes.append("ep.backend gloo -> nccl: gloo cannot carry tensors on a GPU")
+        ep = dataclasses.replace(ep, backend="nccl")
+
     blocks, why = _kv_blocks(config, limit=limit, host=host, facts=facts)
     if blocks != cache.num_kv_blocks:
         changes.append(f"cache.num_kv_blocks {cache.num_kv_blocks} -> {blocks}: {why}")
@@ -202,7 +207,8 @@ def resolve(config: Config, *, host: Host, facts: ModelFacts) -> Resolved:
             "can draft -- use --spec off, or a checkpoint with an MTP module"
         )
     return Resolved(
-        config=dataclasses.replace(config, model=model, cache=cache), changes=tuple(changes)
+        config=dataclasses.replace(config, model=model, cache=cache, ep=ep),
+        changes=tuple(changes),
     )
 
 

@@ -229,8 +229,7 @@ class Executor:
                 wanted[want] += range(first, row)
         ids: list[int] = []
         if wanted[Want.ARGMAX]:
-            picks = self._model.pick(take_rows(hidden_RD, wanted[Want.ARGMAX]))
-            ids = picks.ids_R.tolist()
+            ids = self._model.pick(take_rows(hidden_RD, wanted[Want.ARGMAX])).ids_R.tolist()
             self._digest.fold_exchange(ids)
         logits_RV: Logits | None = None
         if wanted[Want.LOGITS]:

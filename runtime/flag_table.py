@@ -188,7 +188,9 @@ LADDER_FLAGS = (
         read=_between(1, 128),
         accepts="an integer, 1 to 128",
     ),
-    _switch("MTP_STATIC_RUNG", FlagClass.PRESENCE, "the rung of widths 9 to 16 stays at the ladder"),
+    _switch(
+        "MTP_STATIC_RUNG", FlagClass.PRESENCE, "the rung of widths 9 to 16 stays at the ladder"
+    ),
     _factor("MTP_RUNG_ENTER", 1.32, "tokens ratio from which the rung goes to 2 drafts"),
     _factor("MTP_RUNG_LEAVE", 1.30, "tokens ratio below which the rung goes back"),
     _factor("MTP_RUNG_ALPHA", 0.5, "weight of one flush in the averages that decide"),

@@ -101,7 +101,9 @@ class Flags:
 
     def _setting(self, name: str) -> Setting:
         if name not in self.settings:
-            raise KeyError(f"undeclared flag (name={name!r}) -- declare it in runtime/flag_table.py")
+            raise KeyError(
+                f"undeclared flag (name={name!r}) -- declare it in runtime/flag_table.py"
+            )
         return self.settings[name]
 
 

@@ -40,7 +40,7 @@ class TorchDistCommunicator:
         self._deadline_s = deadline_s
         self._is_closed = False
         limit = seconds(deadline_s)
-        options: Any = distributed  # torch's stubs do not name them all
+        options: Any = distributed.distributed_c10d  # torch's stubs do not name them all
         self._sum = options.AllreduceOptions()
         self._sum.reduceOp = options.ReduceOp.SUM
         self._sum.timeout = limit
@@ -67,7 +67,7 @@ class TorchDistCommunicator:
         tensor = tensor.contiguous()
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
         try:
-            self._group._allgather_base(gathered, tensor, self._all).wait()
+            self._group._allgather_base(gathered, tensor.unsqueeze(0), self._all).wait()
         except RuntimeError as error:
             raise self._failed("all_gather", tensor, error) from error
         return gathered

@@ -11,8 +11,7 @@
 #define TILE_ROWS 4
 #define TILE_COLUMNS 3
 #define ROW_BLOCK_BYTES (192 * 1024) /* of x, beside the weights in a 512 KiB cache */
-#define LONG_COLUMN_BYTES 4096
-#define AHEAD_BYTES 1024
+#define AHEAD_BYTES 10240            /* measured: enough to cover the latency, at least a tile */
 
 /* The last k % LANES values of a tile's rows and columns, padded with zeros. Filled before the sums
  * begin, so that no call comes between the accumulators and their registers. */
@@ -32,15 +31,9 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
     }
 }
 
-/* Where, counted in bytes from w, the line to ask for lies while line `line` of every column is
- * summed. Short columns of a dense matrix: one straight walk through memory, a tile and a bit
- * ahead, which is what the memory likes best. Long ones: a bit ahead in each column. */
-VF size_t ahead_of(size_t line, size_t column, size_t nc, size_t column_bytes) {
-    if (column_bytes >= LONG_COLUMN_BYTES) return column * column_bytes + line * 64 + AHEAD_BYTES;
-    return nc * column_bytes + AHEAD_BYTES + (line * nc + column) * 64;
-}
-
-/* One tile: nr x nc outputs. Inlined with constant nr and nc, so that `acc` becomes registers. */
+/* One tile: nr x nc outputs. Inlined with constant nr and nc, so that `acc` becomes registers.
+ * Dense columns lie behind each other, so memory is asked for in one straight walk `ahead` bytes in
+ * front of the sum, whichever column is summed: memory answers that faster than nc walks. */
 #define DEFINE_TILE(NAME, TYPE, DTYPE, LOAD)                                                      \
     VF void NAME##_step(const size_t nr, const size_t nc, vf acc[TILE_ROWS][TILE_COLUMNS], const float *const *x,    \
                         const TYPE *w, size_t w_stride, size_t i) {                               \
@@ -52,7 +45,7 @@ VF size_t ahead_of(size_t line, size_t column, size_t nc, size_t column_bytes) {
         }                                                                                         \
     }                                                                                             \
     VF void NAME(const size_t nr, const size_t nc, const float *const *x, float *const *y,        \
-                 size_t y_col, const TYPE *w, size_t w_stride, size_t k) {                        \
+                 size_t y_col, const TYPE *w, size_t w_stride, size_t k, size_t ahead) {          \
         const size_t line = 64 / sizeof(TYPE);                                                    \
         const int has_tail = k % LANES != 0;                                                      \
         struct tail tail;                                                                         \
@@ -63,8 +56,7 @@ VF size_t ahead_of(size_t line, size_t column, size_t nc, size_t column_bytes) {
         size_t i = 0;                                                                             \
         for (; i + line <= k; i += line) {                                                        \
             UNROLL for (size_t c = 0; c < nc; c++)                                                \
-                __builtin_prefetch((const char *)w +                                              \
-                                   ahead_of(i / line, c, nc, w_stride * sizeof(TYPE)));           \
+                __builtin_prefetch((const char *)w + ahead + (i / line * nc + c) * 64, 0, 2);     \
             UNROLL for (size_t u = 0; u < line; u += LANES)                                       \
                 NAME##_step(nr, nc, acc, x, w, w_stride, i + u);                                  \
         }                                                                                         \
@@ -94,12 +86,12 @@ DEFINE_TILE(tile_bf16, uint16_t, DTYPE_BF16, vf_load_bf16)
 
 #define TILE_CASE(TILE, NR, NC)                          \
     case NR * 8 + NC:                                    \
-        TILE(NR, NC, x, y, y_col, w, w_stride, k);       \
+        TILE(NR, NC, x, y, y_col, w, w_stride, k, ahead); \
         break;
 
 #define DEFINE_SOME_TILE(NAME, TILE, TYPE)                                                      \
     static FN void NAME(size_t nr, size_t nc, const float *const *x, float *const *y,           \
-                        size_t y_col, const TYPE *w, size_t w_stride, size_t k) {               \
+                        size_t y_col, const TYPE *w, size_t w_stride, size_t k, size_t ahead) { \
         switch (nr * 8 + nc) {                                                                  \
             TILE_CASE(TILE, 1, 1) TILE_CASE(TILE, 1, 2) TILE_CASE(TILE, 1, 3)                   \
             TILE_CASE(TILE, 2, 1) TILE_CASE(TILE, 2, 2) TILE_CASE(TILE, 2, 3)                   \
@@ -116,6 +108,8 @@ DEFINE_SOME_TILE(some_tile_bf16, tile_bf16, uint16_t)
  * x stays in the second-level cache; the weights of a call are then read once per block. */
 static FN void dot_rows(const float *const *x, float *const *y, size_t y_col, size_t rows,
                         const void *w, int dtype, size_t w_stride, size_t cols, size_t k) {
+    size_t tile_bytes = TILE_COLUMNS * k * dtype_size(dtype);
+    size_t ahead = w_stride == k ? max_size(AHEAD_BYTES, tile_bytes + AHEAD_BYTES / 4) : 0;
     size_t block = max_size(ROW_BLOCK_BYTES / (k * sizeof(float) + 1) / 4 * 4, 16);
     for (size_t first = 0; first < rows; first += block) {
         size_t end = min_size(rows, first + block);
@@ -125,9 +119,9 @@ static FN void dot_rows(const float *const *x, float *const *y, size_t y_col, si
             for (size_t r = first; r < end; r += 4) {
                 size_t nr = min_size(4, end - r);
                 if (dtype == DTYPE_BF16)
-                    some_tile_bf16(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
+                    some_tile_bf16(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k, ahead);
                 else
-                    some_tile_f32(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k);
+                    some_tile_f32(nr, nc, x + r, y + r, y_col + c, columns, w_stride, k, ahead);
             }
         }
     }

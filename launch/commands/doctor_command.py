@@ -8,6 +8,7 @@ import json
 import socket
 
 from phalanx.launch.args import add_config, take_config
+from phalanx.launch.asked import asked_for
 from phalanx.launch.doctor_checks import (
     Finding,
     check_cores,
@@ -25,7 +26,7 @@ from phalanx.launch.doctor_checks import (
     ok,
     worst,
 )
-from phalanx.launch.model_source import NAMED, cache_dir, checkpoint_folder
+from phalanx.launch.model_source import NAMED, cache_dir
 from phalanx.runtime.flags import Flags, read_environment
 
 # What torchrun takes unless told otherwise.
@@ -76,8 +77,7 @@ def examine(options: argparse.Namespace) -> list[Finding]:
     if _not_prepared_yet(config.model.model, flags):
         detail = f"{config.model.model} is not in {cache_dir(flags)} yet; the first run prepares it"
         return [*findings, ok("model", detail)]
-    folder = checkpoint_folder(config.model.model, flags=flags)
-    return [*findings, *check_memory(folder, config, ranks=options.ranks, flags=flags)]
+    return [*findings, *check_memory(asked_for(options), ranks=options.ranks)]
 
 
 def _not_prepared_yet(model: str, flags: Flags) -> bool:

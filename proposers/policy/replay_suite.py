@@ -38,8 +38,10 @@ from phalanx.proposers.policy.replay import (
     trace_from_windows,
 )
 
-CYCLES: Final = 4
-"""Times a replay goes through its trace, about: long enough that learning is a small part."""
+CHAIN_CYCLES: Final = 2
+BLOCK_CYCLES: Final = 4
+"""Times a replay goes through its trace, about: some thousand tokens, so that learning is a small
+part (a chain drafter's trace is twice as long as a block drafter's)."""
 
 PLANNER_SLACK: Final = 0.05
 
@@ -79,7 +81,8 @@ class Scenario:
     @property
     def budget_tokens(self) -> int:
         """Tokens one replay emits."""
-        return round(CYCLES * len(self.trace.accepted) * (1.0 + self.trace.mean_accepted))
+        cycles = BLOCK_CYCLES if self.block else CHAIN_CYCLES
+        return round(cycles * len(self.trace.accepted) * (1.0 + self.trace.mean_accepted))
 
 
 def controller_settings(

@@ -49,9 +49,9 @@ class Attention:
         self, spec: ModelSpec, weights: AttentionWeights, rotary: RotaryTables, *, kv_layer: int
     ) -> None:
         self.weights, self.rotary, self.kv_layer = weights, rotary, kv_layer
-        self.heads, self.groups, self.dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.q_end = spec.num_heads * spec.head_dim
-        self.k_end = self.q_end + spec.num_kv_heads * spec.head_dim
+        self.dim, self.q_width = spec.head_dim, spec.num_heads * spec.head_dim
+        self.all_heads = spec.num_heads + 2 * spec.num_kv_heads
+        self.head_counts = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         self.rotary_dim, self.eps = spec.rotary_dim, spec.rms_eps
         self.scale = spec.head_dim**-0.5
 
@@ -62,9 +62,9 @@ class Attention:
         fused = kernels.linear(x_RD, weights.qkv_QD)
         if weights.qkv_bias_Q is not None:
             fused += weights.qkv_bias_Q
-        q = fused[:, : self.q_end].view(rows, self.heads, self.dim)
-        k = fused[:, self.q_end : self.k_end].view(rows, self.groups, self.dim)
-        v = fused[:, self.k_end :].view(rows, self.groups, self.dim)
+        # One split of heads: views in two calls, where slicing each would take six.
+        heads = fused.view(rows, self.all_heads, self.dim)
+        q, k, v = heads.split_with_sizes(self.head_counts, 1)
         if weights.q_norm_D is not None and weights.k_norm_D is not None:
             q = kernels.rms_norm(q.reshape(-1, self.dim), weights.q_norm_D, self.eps).view(q.shape)
             k = kernels.rms_norm(k.reshape(-1, self.dim), weights.k_norm_D, self.eps).view(k.shape)
@@ -77,4 +77,4 @@ class Attention:
         mixed = kernels.paged_attention(
             q, k_pool, v_pool, ctx.block_tables_SB, ctx.row_seq_R, ctx.row_last_R, self.scale
         )
-        return kernels.linear(mixed.view(rows, self.q_end), weights.out_DQ)
+        return kernels.linear(mixed.view(rows, self.q_width), weights.out_DQ)

@@ -60,10 +60,11 @@ class MoeMlp:
     def route(self, x_RD: Tensor, kernels: KernelSet) -> tuple[Tensor, Tensor]:
         """(local expert ids int32 [R, A], -1 for other ranks' experts; weights float32 [R, A])."""
         spec, weights = self.spec, self.weights
-        logits_RE = kernels.linear(x_RD, weights.router_ED)
         if weights.correction_bias_E is None:
+            logits_RE = kernels.linear(x_RD, weights.router_ED)
             choice = kernels.softmax_topk(logits_RE, spec.top_k, normalize=spec.norm_topk)
         else:
+            logits_RE = kernels.linear(x_RD.float(), weights.router_ED)
             choice = kernels.grouped_sigmoid_topk(
                 logits_RE,
                 weights.correction_bias_E,

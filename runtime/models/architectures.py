@@ -178,7 +178,7 @@ def _check_draft_ids(ids: Tensor, vocab_size: int) -> None:
     """Ascending ids of the target's vocabulary: the order decides ties between drafts."""
     if bool((ids[1:] <= ids[:-1]).any()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
         raise CheckpointError(
-            f"bad draft vocabulary (mtp.draft_ids from {int(ids.min())} to {int(ids.max())}, limit: "
+            f"bad draft vocabulary (mtp.draft_ids {int(ids.min())} to {int(ids.max())}, limit: "
             f"strictly ascending, 0..{vocab_size - 1}) -- drafts would be other tokens -- use the "
             "mtp.safetensors made for this model"
         )

@@ -52,7 +52,13 @@ def _layer(
         )
         return
     gate = f"{source}.mlp.gate"
-    plan.whole(f"{target}.router", f"{gate}.weight", (spec.num_experts, spec.hidden_size))
+    # This family scores in float32 whatever the model's type; near ties would choose otherwise.
+    plan.whole(
+        f"{target}.router",
+        f"{gate}.weight",
+        (spec.num_experts, spec.hidden_size),
+        type="float32",
+    )
     plan.whole(
         f"{target}.correction_bias",
         f"{gate}.e_score_correction_bias",

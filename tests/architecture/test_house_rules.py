@@ -10,7 +10,12 @@ from pathlib import Path
 from tests.architecture.tree import ROOMS, ROOT, all_files, nodes, package_files, places, syntax
 
 READS_ENVIRONMENT = {Path("runtime/flags.py"), Path("launch/ranks.py")}
-PICKLE_CALLS = {"broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"}
+PICKLE_CALLS = {
+    "broadcast_object_list",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+}
 PICKLE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 DRAWER_NAMES = {"utils.py", "util.py", "common.py", "core.py", "helpers.py", "misc.py"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.architecture.tree import ROOMS, ROOT
+from tests.architecture.tree import ROOT
 
 BEGIN = "<!-- tree: made by `make tree` -->\n"
 END = "<!-- end of tree -->\n"

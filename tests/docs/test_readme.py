@@ -11,7 +11,11 @@ from phalanx.launch.commands.flags_command import markdown
 from tests.architecture.tree import ROOMS, ROOT
 from tests.docs.readme_tree import BEGIN, END, ROOM_SIGNS, readme_with_tree
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks/README.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks/README.md",
+]
 TOP = {*ROOMS, "tests", "docs", "benchmarks", ".ci"}
 
 

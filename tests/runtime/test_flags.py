@@ -106,7 +106,9 @@ def test_a_broken_ladder_is_refused_whole(raw: str) -> None:
 
 def test_a_flag_that_nothing_acts_on_says_so_when_set() -> None:
     idle = next(flag for flag in FLAGS if not flag.wired and flag.kind is FlagClass.PRESENCE)
-    assert any("no step of this version acts on it" in w for w in read_flags({idle.name: "1"}).warnings)
+    assert any(
+        "no step of this version acts on it" in w for w in read_flags({idle.name: "1"}).warnings
+    )
     assert not read_flags({}).warnings
 
 

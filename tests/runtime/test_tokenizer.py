@@ -22,9 +22,7 @@ TEMPLATE = (
 def byte_level() -> Backend:
     """A byte-level tokenizer: 256 byte tokens and one special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(
-        models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
-    )
+    backend = Backend(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|start|>", special=True)])

@@ -181,7 +181,12 @@ def serve(
         maker = make if rank == 0 or worker_make is None else worker_make
         ranks.append(make_rank(shape, comm, maker, noise=noise if rank == 1 else None))
     workers = [
-        Worker(rank=at + 1, digest=rank.digest, execute=rank.executor.execute)
+        Worker(
+            rank=at + 1,
+            digest=rank.digest,
+            execute=rank.executor.execute,
+            head=ranks[0].digest,
+        )
         for at, rank in enumerate(ranks[1:])
     ]
     channel = QueueChannel(ranks[0].digest, workers)

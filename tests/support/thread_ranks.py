@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from phalanx.ep.commands import Message, Shutdown
+from phalanx.ep.faults import EPFault
 from phalanx.ep.frames import decode, encode
 from phalanx.ep.lockstep import StateDigest, differing_fields
+from phalanx.ep.worker import check_lockstep
 
 DEADLINE_S = 10.0
 
@@ -81,17 +83,19 @@ class Worker:
     rank: int
     digest: StateDigest
     execute: Callable[[Message], Any]
+    head: StateDigest
+    """Rank 0's, for the message about a difference."""
     inbox: queue.Queue[tuple[bytes, bytes]] = field(default_factory=queue.Queue)
     error: BaseException | None = None
     seqs: list[int] = field(default_factory=list)
+    num_checked: int = 0
 
     def loop(self) -> None:
         """Receive, compare digests, execute, until SHUTDOWN."""
         try:
             while True:
                 received = decode(*self.inbox.get(timeout=DEADLINE_S * 6))
-                if received.digest != self.digest.value:
-                    raise AssertionError(f"rank {self.rank} desync before {received.code.name}")
+                check_lockstep(received, digest=self.digest, liveness=self)
                 self.seqs.append(received.seq)
                 self.digest.fold_command(received.seq, received.code, received.payload)
                 if isinstance(received.message, Shutdown):
@@ -99,6 +103,24 @@ class Worker:
                 self.execute(received.message)
         except BaseException as error:
             self.error = error
+
+    def phase(self, name: str) -> None:
+        """Nobody watches."""
+
+    def command(self, seq: int, code: int) -> None:
+        """Nobody watches."""
+
+    def checked(self) -> None:
+        """An equal digest."""
+        self.num_checked += 1
+
+    def fail(self, error: BaseException) -> EPFault:
+        """Never asked for here."""
+        raise error
+
+    def fields_of_head(self, seq: int) -> dict[str, str | int] | None:
+        """Straight from rank 0, which is in this process."""
+        return self.head.fields_at(seq)
 
 
 class QueueChannel:
@@ -112,6 +134,7 @@ class QueueChannel:
     def send(self, message: Message, *, digest: int, placement: int) -> int:
         encoded = encode(message, seq=self._seq, digest=digest, placement=placement)
         assert decode(encoded.frame, encoded.spill).message == message
+        self._digest.remember(self._seq)
         for worker in self._workers:
             if worker.error is not None:
                 raise worker.error

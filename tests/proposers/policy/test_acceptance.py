@@ -201,11 +201,16 @@ def test_deeper_than_sixteen_repeats_the_last_rate() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"decay": 0.0}, {"decay": 1.1}, {"decay": math.nan}, {"prior_weight": -1.0}]
-    + [{"cold_weight": math.inf}],
+    [
+        {"decay": 0.0},
+        {"decay": 1.1},
+        {"decay": math.nan},
+        {"prior_weight": -1.0},
+        {"cold_weight": math.inf},
+    ],
 )
 def test_impossible_weights_are_refused_by_name(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="decay|prior_weight|cold_weight"):
+    with pytest.raises(ValueError, match=next(iter(bad))):
         AcceptanceSettings(**bad)  # type: ignore[arg-type]
 
 

@@ -24,8 +24,17 @@ rate = st.floats(0.0, 1.0)
 
 @pytest.mark.parametrize(
     ("lp", "expected"),
-    [(-9.0, 0.3), (-1.0, 0.3), (-0.99, 0.6), (-0.1, 0.6), (-0.05, 0.9), (0.0, 0.9), (0.5, 0.9)]
-    + [(-math.inf, 0.3), (math.nan, 0.3)],
+    [
+        (-math.inf, 0.3),
+        (-9.0, 0.3),
+        (-1.0, 0.3),
+        (-0.99, 0.6),
+        (-0.1, 0.6),
+        (-0.05, 0.9),
+        (0.0, 0.9),
+        (0.5, 0.9),
+        (math.nan, 0.3),
+    ],
 )
 def test_an_edge_belongs_to_its_own_bucket(lp: float, expected: float) -> None:
     assert calibration().p_given_lp(lp) == expected

@@ -262,9 +262,7 @@ def test_a_pin_turns_a_chosen_plain_step_into_speculation() -> None:
 
 
 def test_refusals_of_the_source_stay_plain_even_when_pinned() -> None:
-    policy = Controller(
-        LadderPolicy(Ladder()), cost=OnlineSource(max_k=3), settings=production()
-    )
+    policy = Controller(LadderPolicy(Ladder()), cost=OnlineSource(max_k=3), settings=production())
     for refused in (view(9, max_seqs=8, pinned=True), view(0), view(1, num_drafts=0)):
         assert policy.decide(refused).depth == 0
     assert policy.decide(view(9, max_seqs=8)).reason == "width over the cap"
@@ -404,8 +402,16 @@ def test_odd_outcomes_never_raise_and_never_corrupt(
 
 @pytest.mark.parametrize(
     "bad",
-    [{"dwell": 0}, {"resume_after": -1}, {"probe_steps": -1}, {"explore_every": -1}]
-    + [{"explore_max": -1}, {"soften": 1.5}, {"tps_alpha": math.nan}, {"explore_fade": -0.1}],
+    [
+        {"dwell": 0},
+        {"resume_after": -1},
+        {"probe_steps": -1},
+        {"explore_every": -1},
+        {"explore_max": -1},
+        {"soften": 1.5},
+        {"tps_alpha": math.nan},
+        {"explore_fade": -0.1},
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):

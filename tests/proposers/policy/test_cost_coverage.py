@@ -65,7 +65,9 @@ def test_the_term_is_linear_between_points_and_flat_outside() -> None:
     st.floats(),
     st.data(),
 )
-def test_interpolation_stays_within_its_values(xs: list[float], x: float, data: st.DataObject) -> None:
+def test_interpolation_stays_within_its_values(
+    xs: list[float], x: float, data: st.DataObject
+) -> None:
     ys = data.draw(st.lists(st.floats(-1e6, 1e6), min_size=len(xs), max_size=len(xs)))
     assert min(ys) - 1e-6 <= interpolate(xs, ys, x) <= max(ys) + 1e-6
 

@@ -108,8 +108,23 @@ def test_a_step_table_reads_depths_from_zero_or_one() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    ["", "0:5", "2:5", "0:5,2:6", "1:5,0:6", "1:0", "1:-3", "1:nan", "1:inf", "1:a", "x:5"]
-    + ["1-5", "1:5,1:6", "1:5,,2:6", "-1:5,0:4,1:3"],
+    [
+        "",
+        "0:5",
+        "2:5",
+        "0:5,2:6",
+        "1:5,0:6",
+        "1:0",
+        "1:-3",
+        "1:nan",
+        "1:inf",
+        "1:a",
+        "x:5",
+        "1-5",
+        "1:5,1:6",
+        "1:5,,2:6",
+        "-1:5,0:4,1:3",
+    ],
 )
 def test_a_malformed_step_table_is_refused_naming_it(raw: str) -> None:
     with pytest.raises(CostSourceError, match="step table refused"):

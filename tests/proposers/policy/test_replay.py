@@ -123,9 +123,7 @@ def test_windows_spread_their_outcomes_evenly() -> None:
 
 
 def test_an_entry_deeper_than_logged_reads_as_the_logged_depth() -> None:
-    done = replay(
-        FixedDepth(9), Trace(k_logged=1, accepted=(7,)), cost=COST, n=1, budget_tokens=4
-    )
+    done = replay(FixedDepth(9), Trace(k_logged=1, accepted=(7,)), cost=COST, n=1, budget_tokens=4)
     assert done.tokens == 4 and done.steps == 2
 
 

@@ -43,8 +43,12 @@ def scenario(name: str, seed: int = 0) -> Scenario:
 
 
 @cache
-def results(name: str, seed: int = 0) -> dict[str, ReplayResult]:
+def _results(name: str, seed: int) -> dict[str, ReplayResult]:
     return run_scenario(scenario(name, seed))
+
+
+def results(name: str, seed: int = 0) -> dict[str, ReplayResult]:
+    return _results(name, seed)
 
 
 def cases() -> Iterator[tuple[str, int]]:

@@ -17,6 +17,7 @@ from typing import Final
 
 from phalanx.proposers.policy.chain import MAX_POSITIONS
 from phalanx.proposers.policy.cost_sources import CostSource
+from phalanx.proposers.policy.ladder import DEFAULT_MAX_SEQS
 from phalanx.proposers.policy.policy import (
     UNLIMITED,
     Decision,
@@ -145,39 +146,68 @@ def replay(
             f"replay refused (n={n}, budget_tokens={budget_tokens}, limit at least 1) -- nothing "
             "would run -- give at least one stream and one token"
         )
-    tape = _Tape(trace.accepted)
-    bins = [0] * NUM_DEPTH_BINS
-    tokens = steps = 0
-    ms, joules = 0.0, 0.0
-    metered = True
-    limits = SpecLimits(num_drafts=trace.k_logged, max_seqs=max(n, 32))
-    streams = tuple(range(n))
-    while tokens < budget_tokens and steps < MAX_STEPS:
-        view = PolicyView(
-            stream_ids=streams,
-            pending_drafts=(trace.k_logged,) * n,
-            slots=streams,
-            capacities=(UNLIMITED,) * n,
-            limits=limits,
-            context_depth=tokens // n,
-            now_s=ms / 1000.0,
+    run = _Run(trace, cost=cost, n=n)
+    while run.tokens < budget_tokens and run.steps < MAX_STEPS:
+        run.step(policy)
+    return run.result()
+
+
+class _Run:
+    """One replay under way: the simulated engine around a policy."""
+
+    __slots__ = (
+        "_bins",
+        "_cost",
+        "_joules",
+        "_limits",
+        "_ms",
+        "_streams",
+        "_tape",
+        "_trace",
+        "steps",
+        "tokens",
+    )
+
+    def __init__(self, trace: Trace, *, cost: CostSource, n: int) -> None:
+        self._trace = trace
+        self._cost = cost
+        self._tape = _Tape(trace.accepted)
+        self._streams = tuple(range(n))
+        self._limits = SpecLimits(num_drafts=trace.k_logged, max_seqs=max(n, DEFAULT_MAX_SEQS))
+        self._bins = [0] * NUM_DEPTH_BINS
+        self._ms = 0.0
+        self._joules: float | None = 0.0
+        self.tokens = 0
+        self.steps = 0
+
+    def step(self, policy: Policy) -> None:
+        """Ask the policy, run the depth it names, tell it what happened."""
+        n = len(self._streams)
+        decision = policy.decide(
+            PolicyView(
+                stream_ids=self._streams,
+                pending_drafts=(self._trace.k_logged,) * n,
+                slots=self._streams,
+                capacities=(UNLIMITED,) * n,
+                limits=self._limits,
+                context_depth=self.tokens // n,
+                now_s=self._ms / 1000.0,
+            )
         )
-        decision = policy.decide(view)
-        depth = min(max(decision.depth, 0), trace.k_logged)
-        price = cost.step(n, depth)
+        depth = min(max(decision.depth, 0), self._trace.k_logged)
+        price = self._cost.step(n, depth)
         if price is None:
             raise ReplayError(
                 f"depth without a price (n={n}, k={depth}) -- the replay cannot time it -- give "
                 "a cost for every depth up to the logged one"
             )
-        results = tuple(_verify(stream, depth, tape) for stream in streams)
-        emitted = sum(result.num_emitted for result in results)
-        tokens += emitted
-        steps += 1
-        ms += price.ms
-        metered = metered and price.joules is not None
-        joules += price.joules or 0.0
-        bins[min(depth, NUM_DEPTH_BINS - 1)] += 1
+        results = tuple(_verify(stream, depth, self._tape) for stream in self._streams)
+        self.tokens += sum(result.num_emitted for result in results)
+        self.steps += 1
+        self._ms += price.ms
+        if self._joules is not None:
+            self._joules = None if price.joules is None else self._joules + price.joules
+        self._bins[min(depth, NUM_DEPTH_BINS - 1)] += 1
         policy.observe(
             StepOutcome(
                 depth=depth,
@@ -185,18 +215,21 @@ def replay(
                 streams=results,
                 joules=price.joules,
                 pinned=decision.pinned,
-                now_s=ms / 1000.0,
+                now_s=self._ms / 1000.0,
                 reason=decision.reason,
             )
         )
-    return ReplayResult(
-        tokens=tokens,
-        ms=ms,
-        joules=joules if metered else None,
-        steps=steps,
-        plain_steps=bins[0],
-        steps_by_depth=tuple(bins),
-    )
+
+    def result(self) -> ReplayResult:
+        """What was delivered so far."""
+        return ReplayResult(
+            tokens=self.tokens,
+            ms=self._ms,
+            joules=self._joules,
+            steps=self.steps,
+            plain_steps=self._bins[0],
+            steps_by_depth=tuple(self._bins),
+        )
 
 
 def _verify(stream: int, depth: int, tape: _Tape) -> StreamOutcome:

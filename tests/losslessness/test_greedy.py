@@ -127,7 +127,7 @@ MAKERS: dict[str, Any] = {
     budget=st.integers(4, 24),
     num_blocks=st.integers(16, 40),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_draft_counts_may_change_every_round_and_by_sequence(
     plain: dict[int, list[int]], maker: str, counts: Sequence[int], budget: int, num_blocks: int
 ) -> None:

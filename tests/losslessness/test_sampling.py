@@ -91,7 +91,7 @@ def test_tokens_under_drafting_follow_the_exact_distribution(
     }
     shape = Shape(vocab_size=4, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=512)
     engine = serve(shape, make=makers[drafter], depth=2 if drafter != "off" else 0)
-    total = 1500
+    total = 900
     for seed in range(total):
         engine.add(seed, (1, 3, 2), max_tokens=3, seed=seed, **extra)
     outputs = engine.drain()

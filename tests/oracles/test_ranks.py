@@ -12,6 +12,7 @@ from phalanx.ep.placement import ExpertPlacement
 from phalanx.ep.topology import EPConfig
 from phalanx.kernels.backend import choose_backend
 from phalanx.kernels.kernel_set import make_kernels
+from phalanx.kernels.native_library import native_problem
 from phalanx.launch.rank_main import make_sheet, open_rank
 from phalanx.runtime.models.architectures import load_model
 from phalanx.runtime.models.spec import load_spec
@@ -125,13 +126,6 @@ def test_ranks_answer_as_transformers_does_and_agree_to_the_last_bit(
     assert all(rank["bits"] == ranks[0]["bits"] for rank in ranks)
     assert all(rank["counts"] == ranks[0]["counts"] for rank in ranks)
     assert all(rank["read"] < 1.0 for rank in ranks)
-
-
-@pytest.mark.parametrize("world_size", [3])
-def test_a_row_has_the_same_bits_alone_and_among_others(folder: Path, world_size: int) -> None:
-    """Holds only with row-independent kernels, and a combine that adds in one order."""
-    from phalanx.kernels.native_library import native_problem
-
-    if native_problem() is not None:
-        pytest.skip("torch's own products depend on the batch")
-    assert all(rank["same_bits"] for rank in run_ranks(decode_on_a_rank, world_size, str(folder)))
+    if native_problem() is None:
+        # Row-independent kernels, and a combine that adds in one order: a verify is exact.
+        assert all(rank["same_bits"] for rank in ranks)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,14 +34,14 @@ class FakePool:
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.tokens = torch.full((num_blocks * block_size,), EMPTY, dtype=torch.int64)
-        self.pairs = torch.full((num_blocks * block_size, 2), EMPTY, dtype=torch.int64)
+        self.tokens = np.full(num_blocks * block_size, EMPTY, dtype=np.int64)
+        self.pairs = np.full((num_blocks * block_size, 2), EMPTY, dtype=np.int64)
 
-    def context(self, rows: Tensor, table_B: Tensor, last: int) -> list[Any]:
+    def context(self, rows: Any, table_B: Any, last: int) -> list[Any]:
         """Rows of logical positions 0..last of a sequence."""
-        positions = torch.arange(last + 1)
-        slots = table_B[positions // self.block_size].long() * self.block_size
-        found: list[Any] = rows[slots + positions % self.block_size].tolist()
+        blocks = table_B[: last // self.block_size + 1].astype(np.int64)
+        slots = blocks[:, None] * self.block_size + np.arange(self.block_size)
+        found: list[Any] = rows[slots.ravel()[: last + 1]].tolist()
         return found
 
 
@@ -60,6 +61,7 @@ class FakeModel:
         self.vocab_size, self.pool, self.comm = vocab_size, pool, comm
         self._sharpness, self._noise, self._levels = sharpness, noise, levels
         self._calls = 0
+        self._known: dict[int, Tensor] = {}
         self.spec = None
 
     def embed(self, tokens_R: Tensor) -> Tensor:
@@ -70,19 +72,23 @@ class FakeModel:
         bad = [token for token in tokens if not 0 <= token < self.vocab_size]
         assert not bad, f"tokens that have no embedding reached the model: {bad}"
         assert ctx.positions_R.tolist() == ctx.row_last_R.tolist()
-        self.pool.tokens[ctx.slots_R] = ctx.tokens_R
-        out = torch.zeros(len(tokens), 2)
-        for row, (seq, last) in enumerate(
-            zip(ctx.row_seq_R.tolist(), ctx.row_last_R.tolist(), strict=True)
-        ):
+        self.pool.tokens[ctx.slots_R.numpy()] = tokens
+        tables = ctx.block_tables_SB.numpy()
+        states: list[int] = []
+        for seq, last in zip(ctx.row_seq_R.tolist(), ctx.row_last_R.tolist(), strict=True):
             state = 7
-            for token in self.pool.context(self.pool.tokens, ctx.block_tables_SB[seq], last):
+            for token in self.pool.context(self.pool.tokens, tables[seq], last):
                 state = mix(state, token)
-            out[row, 0], out[row, 1] = state, last
+            states.append(state)
         self.comm.all_reduce(torch.zeros(len(tokens), 2))
-        return out
+        return torch.tensor(states, dtype=torch.float32)[:, None]
 
     def clean_logits(self, state: int) -> Tensor:
+        if state not in self._known:
+            self._known[state] = self._new_logits(state)
+        return self._known[state]
+
+    def _new_logits(self, state: int) -> Tensor:
         ids = torch.arange(self.vocab_size, dtype=torch.int64)
         unit = ((state * 48271 + ids * 40692 + (ids * ids) * 69621) % 10007).double() / 10007.0
         if self._levels:
@@ -148,18 +154,17 @@ class FakeDraftHead:
         row_last_R: Tensor,
     ) -> Tensor:
         self.widths.append(len(tokens_R))
-        states_R = hidden_RD[:, 0].long()
-        self._pool.pairs[slots_R] = torch.stack([states_R, tokens_R], dim=1)
-        out = torch.zeros(len(tokens_R), 2)
-        for row, (seq, last) in enumerate(
-            zip(row_seq_R.tolist(), row_last_R.tolist(), strict=True)
-        ):
-            pairs = self._pool.context(self._pool.pairs, block_tables_SB[seq], last)
+        states_R = hidden_RD[:, 0].long().numpy()
+        self._pool.pairs[slots_R.numpy()] = np.stack([states_R, tokens_R.numpy()], axis=1)
+        tables = block_tables_SB.numpy()
+        out: list[int] = []
+        for seq, last in zip(row_seq_R.tolist(), row_last_R.tolist(), strict=True):
+            pairs = self._pool.context(self._pool.pairs, tables[seq], last)
             ends = [mix(state, token) for state, token in pairs]
             whole = all(end == pair[0] for end, pair in zip(ends, pairs[1:], strict=False))
-            out[row, 0] = ends[-1] if whole else (ends[-1] + 1) % MODULUS
+            out.append(ends[-1] if whole else (ends[-1] + 1) % MODULUS)
         self._comm.all_reduce(torch.zeros(len(tokens_R), 2))
-        return out
+        return torch.tensor(out, dtype=torch.float32)[:, None]
 
     def pick(self, hidden_RD: Tensor) -> Picks:
         logits = torch.stack(

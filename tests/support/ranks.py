@@ -174,8 +174,7 @@ def run_ranks(
             # The one that raised, before those that only heard of it.
             first = next((o for o in failed if "Traceback" in o.log), failed[0])
             raise AssertionError(
-                f"rank {first.rank} failed (exit code {first.exit_code})\n"
-                f"{crew.report(first.rank)}"
+                f"rank {first.rank} failed (exit code {first.exit_code})\n{crew.report(first.rank)}"
             )
         return [outcome.result for outcome in outcomes]
 

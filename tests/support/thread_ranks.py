@@ -87,7 +87,6 @@ class Worker:
     """Rank 0's, for the message about a difference."""
     inbox: queue.Queue[tuple[bytes, bytes]] = field(default_factory=queue.Queue)
     error: BaseException | None = None
-    seqs: list[int] = field(default_factory=list)
     num_checked: int = 0
 
     def loop(self) -> None:
@@ -95,14 +94,22 @@ class Worker:
         try:
             while True:
                 received = decode(*self.inbox.get(timeout=DEADLINE_S * 6))
-                check_lockstep(received, digest=self.digest, liveness=self)
-                self.seqs.append(received.seq)
-                self.digest.fold_command(received.seq, received.code, received.payload)
-                if isinstance(received.message, Shutdown):
-                    return
-                self.execute(received.message)
+                try:
+                    check_lockstep(received, digest=self.digest, liveness=self)
+                    self.digest.fold_command(received.seq, received.code, received.payload)
+                    if isinstance(received.message, Shutdown):
+                        return
+                    self.execute(received.message)
+                finally:
+                    self.inbox.task_done()
         except BaseException as error:
             self.error = error
+
+    def settle(self) -> None:
+        """Wait until everything sent so far was executed."""
+        self.inbox.join()
+        if self.error is not None:
+            raise self.error
 
     def phase(self, name: str) -> None:
         """Nobody watches."""

@@ -2,14 +2,16 @@
 
 It runs over the store, before any collective, so that ranks which would not survive a collective
 together still say why. Every rank compares the same sheets and therefore fails with the same line.
-Free memory and KV blocks may differ: the job gets the minimum.
+Free memory and KV blocks may differ: the job gets the minimum. When every rank asks for the lenient
+parity, differing flags and settings are only logged; builds, ranks and devices never may differ.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,7 +22,11 @@ _POLL_S = 0.02
 _READ_PATIENCE_S = 10.0
 _SHOWN_VALUES = 8
 _MAX_SETTINGS = 6
+_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+Parity = Literal["fail", "warn"]
+"""What a differing flag or setting does: stop every rank, or only be logged."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +46,19 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, str]
     free_memory_bytes: int
     max_kv_blocks: int
+    parity: Parity = "fail"
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks now know: the KV blocks of the job, and every sheet in rank order."""
+    """What all ranks now know: the KV blocks of the job, and every sheet in rank order.
+
+    tolerated: the differences that were only logged.
+    """
 
     kv_blocks: int
     free_memory_bytes: int
     sheets: tuple[Agreement, ...]
+    tolerated: tuple[str, ...] = ()
 
     @property
     def on_one_machine(self) -> bool:
@@ -66,19 +77,15 @@ def agree(store: KeyStore, mine: Agreement, *, deadline_s: float) -> Agreed:
 
 def compare(sheets: Sequence[Agreement]) -> Agreed:
     """Compare the sheets of ranks 0..n-1. Raises AgreementFailed naming every difference."""
-    problems = [
-        problem
-        for name, values in _columns(sheets)
-        if (problem := _difference(name, values)) is not None
-    ]
-    devices: dict[tuple[str, int], int] = {}
-    for sheet in sheets:
-        other = devices.setdefault((sheet.machine, sheet.local_rank), sheet.rank)
-        if other != sheet.rank:
-            problems.append(
-                f"ranks {other} and {sheet.rank} on host {sheet.host} are both local rank "
-                f"{sheet.local_rank}"
-            )
+    problems = _differences(_identity_columns(sheets))
+    settings = _differences(_setting_columns(sheets))
+    tolerated = () if any(sheet.parity != "warn" for sheet in sheets) else tuple(settings)
+    if not tolerated:
+        problems += settings
+        if not settings:
+            digests = [f"{sheet.config_digest:016x}" for sheet in sheets]
+            problems += _differences([("config digest", digests)])
+    problems += _shared_devices(sheets)
     if problems:
         more = len(problems) - _MAX_SETTINGS
         shown = "; ".join(problems[:_MAX_SETTINGS]) + (f"; and {more} more" if more > 0 else "")
@@ -91,6 +98,7 @@ def compare(sheets: Sequence[Agreement]) -> Agreed:
         kv_blocks=min(sheet.max_kv_blocks for sheet in sheets),
         free_memory_bytes=min(sheet.free_memory_bytes for sheet in sheets),
         sheets=tuple(sheets),
+        tolerated=tolerated,
     )
 
 
@@ -101,7 +109,10 @@ def _agree(store: KeyStore, mine: Agreement, deadline_s: float) -> Agreed:
     store.set(_sheet_key(mine.rank), encoded)
     sheets = _read_all(store, mine, deadline_s)
     try:
-        return compare(sheets)
+        agreed = compare(sheets)
+        for difference in agreed.tolerated if mine.rank == 0 else ():
+            _LOG.warning("the ranks were not started alike, and go on: %s", difference)
+        return agreed
     finally:
         _wait_until_all_have_read(store, mine)
 
@@ -177,19 +188,42 @@ def _wait_until_all_have_read(store: KeyStore, mine: Agreement) -> None:
         read = store.add("agree/read", 0)
 
 
-def _columns(sheets: Sequence[Agreement]) -> list[tuple[str, list[str]]]:
-    """(setting, its value on each rank) for everything that must be equal."""
-    columns = [
+def _identity_columns(sheets: Sequence[Agreement]) -> list[tuple[str, list[str]]]:
+    """(name, its value on each rank) for what no parity makes acceptable."""
+    return [
         ("protocol version", [str(sheet.protocol) for sheet in sheets]),
         ("build", [sheet.build for sheet in sheets]),
     ]
+
+
+def _setting_columns(sheets: Sequence[Agreement]) -> list[tuple[str, list[str]]]:
+    """(setting, its value on each rank) for flags, then for the configuration."""
+    columns = []
     for kind in ("flags", "config"):
         tables: list[dict[str, str]] = [getattr(sheet, kind) for sheet in sheets]
         names = dict.fromkeys(name for table in tables for name in table)
         columns += [(name, [table.get(name, "(none)") for table in tables]) for name in names]
-    if all(len(set(values)) == 1 for _, values in columns):
-        columns.append(("config digest", [f"{sheet.config_digest:016x}" for sheet in sheets]))
     return columns
+
+
+def _shared_devices(sheets: Sequence[Agreement]) -> list[str]:
+    """Ranks of one machine that would take the same device."""
+    problems = []
+    first: dict[tuple[str, int], int] = {}
+    for sheet in sheets:
+        other = first.setdefault((sheet.machine, sheet.local_rank), sheet.rank)
+        if other != sheet.rank:
+            problems.append(
+                f"ranks {other} and {sheet.rank} on host {sheet.host} are both local rank "
+                f"{sheet.local_rank}"
+            )
+    return problems
+
+
+def _differences(columns: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """In words, the columns whose values are not all equal."""
+    found = (_difference(name, values) for name, values in columns)
+    return [difference for difference in found if difference is not None]
 
 
 def _difference(name: str, values: Sequence[str]) -> str | None:

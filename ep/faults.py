@@ -145,14 +145,8 @@ _KINDS: dict[str, type[EPFault]] = {
 
 
 def from_report(report: FaultReport) -> EPFault:
-    """The exception a report describes; an unknown kind (another build) becomes a plain EPFault."""
-    kind = _KINDS.get(report.kind, EPFault)
-    known = {
-        name: value
-        for name, value in msgspec.structs.asdict(report).items()
-        if name not in ("kind", "cause")
-    }
-    return kind(report.cause, **known)
+    """The exception a report describes; an unknown kind (another build) keeps its name."""
+    return _KINDS.get(report.kind, EPFault)(report.cause)._with(report)
 
 
 def describe(report: FaultReport) -> str:

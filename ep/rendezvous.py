@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from torch import device as torch_device
 
-from phalanx.ep.agreement import Agreed, Agreement, agree, compare
+from phalanx.ep.agreement import Agreed, Agreement, Parity, agree, compare
 from phalanx.ep.channel import CommandChannel, LocalChannel, Mark
 from phalanx.ep.channel_gloo import gloo_channel
 from phalanx.ep.channel_nccl import NcclChannel
@@ -47,6 +47,7 @@ class Sheet:
     config: dict[str, str]
     free_memory_bytes: int
     max_kv_blocks: int
+    parity: Parity = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ def join(
         raise liveness.fail(error) from error
     if isinstance(liveness, LivenessServer):
         liveness.serve_fields(digest.fields_at)
+    liveness.phase("joined")
     return Joined(
         info=info,
         agreed=agreed,
@@ -245,6 +247,7 @@ def _agreement(info: RankInfo, sheet: Sheet, *, address: str) -> Agreement:
         config=sheet.config,
         free_memory_bytes=sheet.free_memory_bytes,
         max_kv_blocks=sheet.max_kv_blocks,
+        parity=sheet.parity,
     )
 
 

@@ -168,11 +168,13 @@ def spec_figures(session: Session, engine: Engine) -> SpecFigures:
     """Speculation of one engine so far."""
     totals = engine.stats.spec.totals()
     depth = engine.stats.num_drafts_limit
+    # A chain that never got that deep accepted nothing there.
+    per_position = (*totals.accepted_per_pos, *[0] * depth)[:depth]
     return SpecFigures(
         method=session.definite.config.spec.method if depth else "off",
         num_drafts=depth,
         num_verifies=totals.num_drafts,
         num_draft_tokens=totals.num_draft_tokens,
         num_accepted_tokens=totals.num_accepted_tokens,
-        accepted_per_position=tuple(totals.accepted_per_pos),
+        accepted_per_position=per_position,
     )

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 import torch
 
+from phalanx.ep.agreement import Parity
 from phalanx.ep.build import build_id
 from phalanx.ep.channel import CommandChannel
 from phalanx.ep.comm.communicator import Communicator
@@ -130,12 +131,14 @@ def make_sheet(
     settings: Mapping[str, str],
     max_kv_blocks: int = 0,
     device: torch.device | None = None,
+    parity: Parity = "fail",
 ) -> Sheet:
     """What this rank shows at the start-up agreement.
 
     flags: environment flags that ranks must agree on; settings: the resolved configuration, names
     and values as text; versions of Python and torch are added. max_kv_blocks: 0 when it is agreed
-    later with `Rank.agree_min`.
+    later with `Rank.agree_min`. parity "warn", when every rank asks for it, only logs differing
+    flags and settings.
     """
     config = dict(settings) | {
         "python version": platform.python_version(),
@@ -150,6 +153,7 @@ def make_sheet(
         config=config,
         free_memory_bytes=free_memory_bytes(device or torch.device("cpu")),
         max_kv_blocks=max_kv_blocks,
+        parity=parity,
     )
 
 

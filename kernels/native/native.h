@@ -27,15 +27,17 @@ static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
-/* The arithmetic of one instruction set. Lengths are elements; `w_stride` is between rows of w. */
+/* The arithmetic of one instruction set. Lengths are elements; `w_stride` is between rows of w.
+ * `next` is where the caller will read next, asked for meanwhile; NULL: behind w. */
 struct isa {
     const char *name;
     /* y[r][y_col + c] = sum over k of x[r][k] * w[c][k], for every r < rows and c < cols. */
     void (*dot_rows)(const float *const *x, float *const *y, size_t y_col, size_t rows,
-                     const void *w, int dtype, size_t w_stride, size_t cols, size_t k);
+                     const void *w, int dtype, size_t w_stride, size_t cols, size_t k,
+                     const void *next);
     /* acc[q][d] += sum over j of p[q][j] * v[j][d], in ascending j. */
     void (*mix_rows)(float *const *acc, const float *const *p, size_t num_q, const void *v,
-                     int dtype, size_t v_stride, size_t num_j, size_t dim);
+                     int dtype, size_t v_stride, size_t num_j, size_t dim, const void *next);
     /* gate[i] = silu(gate[i]) * up[i]. */
     void (*silu_mul)(float *gate, const float *up, size_t n);
     /* acc[i] += factor * x[i]; acc[i] *= factor. */

@@ -77,15 +77,20 @@ static const void *cached(const struct attention_args *a, const void *pool, size
     return element(pool, a->dtype, slot * a->num_kv_heads * a->head_dim);
 }
 
-/* Ask for a run of positions; the hardware cannot guess where the next block lies. */
-static void ask_for(const struct attention_args *a, const void *pool, const struct group *group,
-                    size_t pos) {
-    if (pos >= group->num_positions) return;
+/* Where to read after the run before `pos`: the values from `base` on follow the keys of a span,
+ * the next span's keys follow its values. The hardware cannot guess where the next block lies. */
+static const void *next_keys(const struct attention_args *a, size_t seq, size_t base, size_t pos,
+                             size_t end, const void *now) {
     size_t run;
-    const char *p = cached(a, pool, (size_t)a->row_seq[group->first_row], pos, &run);
-    run = min_size(run, group->num_positions - pos);
-    size_t bytes = run * a->num_kv_heads * a->head_dim * dtype_size(a->dtype);
-    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+    return pos < end ? cached(a, a->k_pool, seq, pos, &run)
+                     : (end > base ? cached(a, a->v_pool, seq, base, &run) : now);
+}
+
+static const void *next_values(const struct attention_args *a, const struct group *group,
+                               size_t pos, size_t end, const void *now) {
+    size_t seq = (size_t)a->row_seq[group->first_row], run;
+    if (pos < end) return cached(a, a->v_pool, seq, pos, &run);
+    return end < group->num_positions ? cached(a, a->k_pool, seq, end, &run) : now;
 }
 
 /* Everything a task works with; its queries are ordered by KV head, then row, then head. */
@@ -122,7 +127,8 @@ static size_t head_of(const struct attention_job *job, const struct group *group
 /* values += weights * v over one run of positions, first .. first + run of the span; queries of
  * rows that see equally many of them go together. */
 static void mix_run(const struct attention_job *job, const struct group *group, size_t span,
-                    struct workspace *ws, const void *v, size_t first, size_t run) {
+                    struct workspace *ws, const void *v, size_t first, size_t run,
+                    const void *next) {
     const struct attention_args *a = job->args;
     size_t heads = job->heads_per_kv, stride = a->num_kv_heads * a->head_dim;
     for (size_t r = 0; r < group->rows;) {
@@ -137,7 +143,7 @@ static void mix_run(const struct attention_job *job, const struct group *group, 
             size_t i = (g * group->rows + r) * heads;
             job->isa->mix_rows(ws->values + i, ws->weights_at + i, (end - r) * heads,
                                element(v, a->dtype, g * a->head_dim), a->dtype, stride, num_j,
-                               a->head_dim);
+                               a->head_dim, element(next, a->dtype, g * a->head_dim));
         }
         r = end;
     }
@@ -151,12 +157,12 @@ static void score_span(const struct attention_job *job, const struct group *grou
     for (size_t pos = base; pos < end; pos += run) {
         const void *k = cached(a, a->k_pool, seq, pos, &run);
         run = min_size(run, end - pos);
-        ask_for(a, a->k_pool, group, pos + 2 * a->block_size);
-        ask_for(a, a->v_pool, group, pos);
+        const void *next = next_keys(a, seq, base, pos + run, end, k);
+        size_t head_run = run * a->head_dim; /* each KV head asks for its share */
         for (size_t g = 0; g < a->num_kv_heads; g++)
             job->isa->dot_rows(ws->q + g * nq, ws->scores_at + g * nq, pos - base, nq,
                                element(k, a->dtype, g * a->head_dim), a->dtype, stride, run,
-                               a->head_dim);
+                               a->head_dim, element(next, a->dtype, g * head_run));
     }
 }
 
@@ -186,7 +192,8 @@ static void attend_span(const struct attention_job *job, const struct group *gro
         const void *v = cached(a, a->v_pool, seq, pos, &run);
         run = min_size(run, end - pos);
         for (size_t i = 0; i < nq; i++) ws->weights_at[i] = ws->scores_at[i] + (pos - base);
-        mix_run(job, group, span, ws, v, pos - base, run);
+        const void *next = next_values(a, group, pos + run, end, v);
+        mix_run(job, group, span, ws, v, pos - base, run, next);
     }
 }
 

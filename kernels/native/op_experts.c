@@ -13,7 +13,7 @@
 
 #define ROWS_PER_PASS 512        /* bounds the hidden buffer; weights are read once per pass */
 #define ROWS_PER_PANEL 128       /* pairs of one expert worked on at once */
-#define TASK_BYTES (48 * 1024)   /* weights of one task while memory is the limit */
+#define TASK_BYTES (128 * 1024)  /* weights of one task while memory is the limit */
 #define MAX_COLUMNS 96           /* while arithmetic is */
 #define TASKS_PER_THREAD 6
 #define COLUMN_UNIT 12           /* whole tiles, of 3 or of 4 columns */
@@ -53,14 +53,15 @@ static void hidden_task(void *context, size_t index) {
     }
     const void *gate_w = element(a->gate_up, a->dtype, (2 * expert * a->inner + col) * a->width);
     const void *up_w = element(gate_w, a->dtype, a->inner * a->width);
+    const void *after = element(gate_w, a->dtype, cols * a->width);
     for (size_t pair = (size_t)job->starts[expert]; pair < end; pair += ROWS_PER_PANEL) {
         size_t rows = min_size(ROWS_PER_PANEL, end - pair);
         float *up_rows[ROWS_PER_PANEL];
         for (size_t r = 0; r < rows; r++) up_rows[r] = up + r * cols;
         job->isa->dot_rows(job->x + pair, job->hidden + pair, col, rows, gate_w, a->dtype,
-                           a->width, cols, a->width);
+                           a->width, cols, a->width, up_w);
         job->isa->dot_rows(job->x + pair, up_rows, 0, rows, up_w, a->dtype, a->width, cols,
-                           a->width);
+                           a->width, after);
         for (size_t r = 0; r < rows; r++)
             job->isa->silu_mul(job->hidden[pair + r] + col, up_rows[r], cols);
     }
@@ -97,9 +98,11 @@ static void output_task(void *context, size_t index) {
         size_t expert = (size_t)job->active[i];
         size_t pair = (size_t)job->starts[expert];
         size_t num_rows = (size_t)job->starts[expert + 1] - pair;
+        size_t later = i + 1 < job->num_active ? (size_t)job->active[i + 1] : expert;
         job->isa->dot_rows((const float *const *)job->hidden + pair, rows + pair, 0, num_rows,
                            element(a->down, a->dtype, (expert * a->width + col) * a->inner),
-                           a->dtype, a->inner, cols, a->inner);
+                           a->dtype, a->inner, cols, a->inner,
+                           element(a->down, a->dtype, (later * a->width + col) * a->inner));
     }
     for (size_t row = 0; row < job->rows; row++) combine_row(job, row, col, cols, rows);
 }

@@ -37,7 +37,7 @@ static void linear_task(void *context, size_t index) {
     size_t row = index / job->col_tasks * ROWS_PER_TASK;
     job->isa->dot_rows(job->x + row, job->y + row, col, min_size(ROWS_PER_TASK, a->rows - row),
                        element(a->w, a->dtype, col * a->width), a->dtype, a->width,
-                       min_size(job->cols_per_task, a->num_out - col), a->width);
+                       min_size(job->cols_per_task, a->num_out - col), a->width, NULL);
 }
 
 enum status op_linear(const struct linear_args *a) {
@@ -103,7 +103,7 @@ static void argmax_task(void *context, size_t index) {
             y[r] = logits + r * HEAD_SPAN;
         }
         job->isa->dot_rows(x, y, 0, rows, element(a->w, a->dtype, col * a->width), a->dtype,
-                           a->width, n, a->width);
+                           a->width, n, a->width, NULL);
         for (size_t r = 0; r < rows; r++)
             job->spans[index * a->rows + row + r] = span_maximum(job->isa, y[r], n, col);
     }

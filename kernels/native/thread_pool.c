@@ -21,8 +21,7 @@
 
 static struct {
     _Alignas(64) atomic_uint gate;
-    _Alignas(64) atomic_size_t next_task;
-    _Alignas(64) size_t num_tasks;
+    _Alignas(64) size_t num_ranges;
     task_function task;
     void *context;
     _Alignas(64) atomic_flag busy;
@@ -31,6 +30,11 @@ static struct {
     atomic_int sleepers;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
+    /* The tasks of one thread; others take from it when they have done their own. */
+    struct {
+        _Alignas(64) atomic_size_t next;
+        size_t end;
+    } ranges[MAX_THREADS];
 } pool = {
     .gate = GATE_CLOSED,
     .busy = ATOMIC_FLAG_INIT,
@@ -55,11 +59,13 @@ static int64_t now_ns(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static void work_on_tasks(void) {
-    for (;;) {
-        size_t index = atomic_fetch_add_explicit(&pool.next_task, 1, memory_order_relaxed);
-        if (index >= pool.num_tasks) return;
-        pool.task(pool.context, index);
+/* First the own range, in order: a task asks memory for what the next one reads. */
+static void work_on_tasks(size_t self) {
+    for (size_t i = 0; i < pool.num_ranges; i++) {
+        size_t range = (self + i) % pool.num_ranges, end = pool.ranges[range].end, task;
+        while ((task = atomic_fetch_add_explicit(&pool.ranges[range].next, 1,
+                                                 memory_order_relaxed)) < end)
+            pool.task(pool.context, task);
     }
 }
 
@@ -102,7 +108,7 @@ static void *worker_main(void *argument) {
         wanted = index < atomic_load_explicit(&pool.num_threads, memory_order_relaxed);
         while (wanted && !(gate & GATE_CLOSED) && generation_of(gate) == seen) {
             if (!atomic_compare_exchange_weak(&pool.gate, &gate, gate + 1)) continue;
-            work_on_tasks();
+            work_on_tasks((size_t)index);
             atomic_fetch_sub(&pool.gate, 1);
             break;
         }
@@ -170,8 +176,12 @@ void pool_run(size_t num_tasks, task_function task, void *context, size_t work_b
     if (pool.num_workers < num_workers) start_workers(num_workers);
     pool.task = task;
     pool.context = context;
-    pool.num_tasks = num_tasks;
-    atomic_store_explicit(&pool.next_task, 0, memory_order_relaxed);
+    pool.num_ranges = (size_t)num_workers + 1;
+    for (size_t i = 0; i < pool.num_ranges; i++) {
+        size_t first = num_tasks * i / pool.num_ranges;
+        atomic_store_explicit(&pool.ranges[i].next, first, memory_order_relaxed);
+        pool.ranges[i].end = num_tasks * (i + 1) / pool.num_ranges;
+    }
     unsigned gate = atomic_load(&pool.gate);
     atomic_store(&pool.gate, (gate / GATE_GENERATION + 1) * GATE_GENERATION); /* open, empty */
     if (atomic_load(&pool.sleepers) > 0) {
@@ -179,7 +189,7 @@ void pool_run(size_t num_tasks, task_function task, void *context, size_t work_b
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.mutex);
     }
-    work_on_tasks();
+    work_on_tasks(0);
     close_gate();
     atomic_flag_clear_explicit(&pool.busy, memory_order_release);
 }

@@ -205,7 +205,7 @@ def rate(rows: Sequence[Row], name: str) -> float:
 def acceptance(specs: Sequence[SpecFigures]) -> dict[str, Any]:
     """Acceptance over several runs: totals, not a mean of means."""
     verifies = sum(spec.num_verifies for spec in specs)
-    depth = max((len(spec.accepted_per_position) for spec in specs), default=0)
+    depth = max((spec.num_drafts for spec in specs), default=0)
     counts = [
         sum(s.accepted_per_position[i] for s in specs if i < len(s.accepted_per_position))
         for i in range(depth)

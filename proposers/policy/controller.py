@@ -30,8 +30,9 @@ from phalanx.proposers.policy.acceptance import (
     rates_of,
 )
 from phalanx.proposers.policy.capacity import why_plain
-from phalanx.proposers.policy.cost_sources import CostSource, usable_ms
-from phalanx.proposers.policy.cost_table import StepCost
+from phalanx.proposers.policy.cost_online import CalibratedSource, OnlineSource
+from phalanx.proposers.policy.cost_sources import CostSource, MeasuredSource, usable_ms
+from phalanx.proposers.policy.cost_table import CostTable, StepCost
 from phalanx.proposers.policy.objective import Candidate, Margins, Objective, choose
 from phalanx.proposers.policy.policy import Decision, Policy, PolicyView, StepOutcome
 from phalanx.proposers.policy.reprobe import DeepProbe, Exploration, Suspension
@@ -371,3 +372,23 @@ def _candidates(
         for depth, price in prices
         if price is not None and price.ms > 0.0
     ]
+
+
+def production_controller(
+    source: Policy,
+    *,
+    objective: Objective,
+    num_drafts: int,
+    table: CostTable | None = None,
+    every_depth: bool = False,
+) -> Controller:
+    """The controller as it is served: a measured table that follows the serve, else online prices.
+
+    `source` names the speculative depth. `every_depth` for a block drafter whose width is not
+    pinned by the user.
+    """
+    cost: CostSource = OnlineSource(max_k=num_drafts)
+    if table is not None:
+        cost = CalibratedSource(MeasuredSource(table))
+    settings = ControllerSettings(objective=objective, every_depth=every_depth)
+    return Controller(source, cost=cost, settings=settings)

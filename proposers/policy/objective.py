@@ -54,6 +54,30 @@ class Objective:
             )
 
 
+def parse_objective(raw: str | None, *, slack: float | None) -> Objective:
+    """Read `--spec-objective`; `slack` is the measured cost model's, None without that model.
+
+    Raises:
+        ValueError: not given, not one of the three, or energy without measured costs: nothing
+            else knows joules.
+    """
+    names = "|".join(kind.value for kind in ObjectiveKind)
+    kinds = {kind.value: kind for kind in ObjectiveKind}
+    if raw is None or raw not in kinds:
+        raise ValueError(
+            f"speculation objective missing or unknown (spec_objective={raw!r}, limit {names}) -- "
+            "a depth is only best for something -- say what, or force speculation on"
+        )
+    kind = kinds[raw]
+    if kind is ObjectiveKind.ENERGY and slack is None:
+        raise ValueError(
+            "energy objective without joules (spec_objective='energy', spec_cost_model not "
+            "measured) -- only a measured table knows what a step costs in joules -- give "
+            "--spec-cost-model measured with its table, or another objective"
+        )
+    return Objective(kind=kind, slack=0.0 if slack is None else slack)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margins:
     """What a candidate must gain before it is chosen, as a share of its value."""

@@ -57,9 +57,9 @@ def collectives(start: RankStart) -> dict[str, Any]:
     summed_bf16 = comm.all_reduce(torch.full((4,), 0.5, dtype=torch.bfloat16))
     gathered = comm.all_gather(torch.tensor([[me, 10 + me]]))
     scalar = comm.all_gather(torch.tensor(me))
-    strided = comm.all_gather(torch.arange(6).reshape(2, 3).t()[me])
+    strided = comm.all_gather(torch.arange(8).reshape(2, 4).t()[me])
     rooted = comm.gather(torch.tensor([me, me]), root=start.info.world_size - 1)
-    sent = comm.broadcast(torch.tensor([me, 5]), root=1)
+    sent = comm.broadcast(torch.tensor([me, 5]), root=start.info.world_size - 1)
     comm.barrier()
     counts = dict(comm.counts)
     rank.ready("end")
@@ -206,9 +206,102 @@ def held(start: RankStart, place: str, silence_deadline_s: float) -> int:
         return 0
 
     def handlers(rank: Rank, follower: StateFollower) -> dict[Command, Any]:
-        if place == "idle":
-            start.mark(place)
-        return {Command.FORWARD: lambda message: execute(rank, message)}
+        return {
+            Command.FORWARD: lambda message: execute(rank, message),
+            Command.NOOP: lambda message: start.mark(place),
+        }
 
     job = RankJob(load=load, coordinate=coordinate, handlers=handlers)
     return run_job(start, job, config)
+
+
+def stuck(start: RankStart, kind: str) -> int:
+    """One collective that cannot finish: a rank that stays away, or brings another size."""
+    config = quick_config(collective_deadline_s=2)
+
+    def execute(rank: Rank) -> None:
+        rank.liveness.phase("forward")
+        last = start.info.world_size - 1
+        if start.info.rank == last and kind == "absent":
+            start.mark("absent")
+            time.sleep(120)
+        size = 8 if start.info.rank == last and kind == "mismatch" else 4
+        rank.comm.all_reduce(torch.ones(size))
+        rank.comm.all_reduce(torch.ones(4))
+
+    def coordinate(rank: Rank, loaded: None) -> int:
+        rank.channel.send(forward(1), digest=rank.digest.value, placement=0)
+        execute(rank)
+        return 0
+
+    def handlers(rank: Rank, loaded: None) -> dict[Command, Any]:
+        return {Command.FORWARD: lambda message: execute(rank)}
+
+    job = RankJob(load=lambda rank: None, coordinate=coordinate, handlers=handlers)
+    return run_job(start, job, config)
+
+
+def slow_load(start: RankStart, seconds: float, deadline_s: float) -> int:
+    """Rank 1 loads for longer than any collective may take."""
+    config = quick_config(
+        startup_deadline_s=deadline_s, collective_deadline_s=1, command_deadline_s=1
+    )
+
+    def load(rank: Rank) -> int:
+        if start.info.rank == 1:
+            start.mark("slow")
+            time.sleep(seconds)
+        return rank.agree_min("kv_blocks", 100 - start.info.rank)
+
+    def coordinate(rank: Rank, blocks: int) -> int:
+        rank.channel.send(forward(1), digest=rank.digest.value, placement=0)
+        rank.comm.barrier()
+        return blocks
+
+    def handlers(rank: Rank, blocks: int) -> dict[Command, Any]:
+        return {Command.FORWARD: lambda message: rank.comm.barrier()}
+
+    job = RankJob(load=load, coordinate=coordinate, handlers=handlers)
+    return run_job(start, job, config)
+
+
+def raising(start: RankStart, where: str, bad_rank: int) -> int:
+    """One rank raises an ordinary exception."""
+
+    def load(rank: Rank) -> None:
+        if where == "load" and start.info.rank == bad_rank:
+            raise ValueError("config.json not found (path=/no/such) -- nothing to load -- mend it")
+
+    def execute(rank: Rank) -> None:
+        if where == "execute" and start.info.rank == bad_rank:
+            raise ZeroDivisionError("a bug")
+        rank.comm.barrier()
+
+    def coordinate(rank: Rank, loaded: None) -> int:
+        rank.channel.send(forward(1), digest=rank.digest.value, placement=0)
+        execute(rank)
+        rank.channel.send(forward(2), digest=rank.digest.value, placement=0)
+        execute(rank)
+        return 0
+
+    def handlers(rank: Rank, loaded: None) -> dict[Command, Any]:
+        return {Command.FORWARD: lambda message: execute(rank)}
+
+    job = RankJob(load=load, coordinate=coordinate, handlers=handlers)
+    return run_job(start, job, quick_config())
+
+
+def interrupted(start: RankStart) -> int:
+    """Rank 0 waits for work until it is interrupted; the workers ignore the same signal."""
+
+    def coordinate(rank: Rank, loaded: None) -> int:
+        rank.channel.send(Noop(), digest=rank.digest.value, placement=0)
+        start.mark("up")
+        time.sleep(120)
+        return 0
+
+    def handlers(rank: Rank, loaded: None) -> dict[Command, Any]:
+        return {Command.NOOP: lambda message: start.mark("up")}
+
+    job = RankJob(load=lambda rank: None, coordinate=coordinate, handlers=handlers)
+    return run_job(start, job, quick_config())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 
@@ -29,8 +30,8 @@ def killed(crew: Crew, victim: int) -> None:
 @pytest.mark.parametrize(
     ("place", "victim", "said"),
     [
-        ("load", 1, "seq ?, command ?, phase load"),
-        ("idle", 2, "seq 1, command NOOP, phase idle"),
+        ("load", 1, r"seq \?, command \?, phase load"),
+        ("idle", 2, "seq 1, command NOOP, phase (idle|command)"),
         ("verify", 2, "seq 1, command FORWARD, phase verify"),
         ("propose", 0, "seq 1, command FORWARD, phase propose"),
         ("collective", 1, "seq 1, command FORWARD, phase collective"),
@@ -42,7 +43,7 @@ def test_a_killed_rank_ends_all_and_is_named(place: str, victim: int, said: str)
         crew.wait_for_mark(place)
         killed(crew, victim)
         witness = 1 if victim == 0 else 0
-        assert said in crew.log(witness).splitlines()[-1], crew.report()
+        assert re.search(said, crew.log(witness).splitlines()[-1]), crew.report()
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -161,7 +161,5 @@ def test_a_draft_vocabulary_outside_the_model_is_refused(demo_like: Path, tmp_pa
     own = load_file(str(tmp_path / "mtp.safetensors"))
     own["mtp.draft_ids"][-1] = VOCAB
     save_file(own, str(tmp_path / "mtp.safetensors"))
-    with pytest.raises(
-        CheckpointError, match=rf"draft_ids .* {VOCAB}.*ascending, 0\.\.{VOCAB - 1}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"draft_ids .* {VOCAB}.*ascending"):
         load_single(tmp_path)

@@ -174,6 +174,7 @@ def serve(
     """An engine of `world_size` ranks. `noise` perturbs rank 1's own logits; `worker_make`, when
     given, makes the workers' drafter (default: as rank 0)."""
     shape = shape or Shape()
+    assert shape.vocab_size % world_size == 0, "the fake head splits evenly"
     group = ThreadGroup(world_size)
     ranks: list[Rank] = []
     for rank in range(world_size):
@@ -186,6 +187,7 @@ def serve(
             digest=rank.digest,
             execute=rank.executor.execute,
             head=ranks[0].digest,
+            on_error=group.barrier.abort,
         )
         for at, rank in enumerate(ranks[1:])
     ]

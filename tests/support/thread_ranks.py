@@ -85,6 +85,8 @@ class Worker:
     execute: Callable[[Message], Any]
     head: StateDigest
     """Rank 0's, for the message about a difference."""
+    on_error: Callable[[], None]
+    """Wakes whoever waits for this rank."""
     inbox: queue.Queue[tuple[bytes, bytes]] = field(default_factory=queue.Queue)
     error: BaseException | None = None
     num_checked: int = 0
@@ -104,6 +106,7 @@ class Worker:
                     self.inbox.task_done()
         except BaseException as error:
             self.error = error
+            self.on_error()
 
     def settle(self) -> None:
         """Wait until everything sent so far was executed."""

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.proposers.policy.controller import Controller, ControllerSettings
+from phalanx.proposers.policy.controller import (
+    Controller,
+    ControllerSettings,
+    production_controller,
+)
 from phalanx.proposers.policy.cost_online import OnlineSettings, OnlineSource
 from phalanx.proposers.policy.objective import Margins, Objective, ObjectiveKind
 from phalanx.proposers.policy.policy import StepOutcome, StreamOutcome
 from phalanx.proposers.policy.replay import FixedDepth
 
-from .cost_samples import outcome, view
+from .cost_samples import grid_table, outcome, view
 
 THROUGHPUT = Objective(kind=ObjectiveKind.THROUGHPUT)
 
@@ -120,3 +124,16 @@ def test_the_production_constants() -> None:
     assert (accept.decay, accept.prior_weight, accept.cold_weight) == (0.95, 4.0, 8.0)
     online = OnlineSettings()
     assert (online.alpha, online.stale_after, online.warm_up, online.clip) == (0.3, 256, 3, 2.0)
+
+
+def test_the_served_controller_prices_by_its_table_or_learns() -> None:
+    learning = production_controller(FixedDepth(2), objective=THROUGHPUT, num_drafts=2)
+    assert learning.decide(view(1, num_drafts=2)).reason == "cost probe"
+    given = production_controller(
+        FixedDepth(2), objective=THROUGHPUT, num_drafts=2, table=grid_table(), every_depth=True
+    )
+    assert given.decide(view(1, num_drafts=2)).reason == "no acceptance yet"
+    for _ in range(40):
+        given.observe(outcome(2, 14.0, [0]))
+    # Nothing is ever accepted: the shallowest depth that drafts, until plain has won long enough.
+    assert given.decide(view(1, num_drafts=2)).depth == 1

@@ -18,6 +18,7 @@ from phalanx.proposers.policy.objective import (
     ObjectiveKind,
     choose,
     cut_depths,
+    parse_objective,
 )
 
 LATENCY = Objective(kind=ObjectiveKind.LATENCY)
@@ -135,6 +136,20 @@ def test_choosing_from_nothing_is_refused() -> None:
 def test_a_slack_outside_its_range_is_refused(slack: float) -> None:
     with pytest.raises(ValueError, match="spec_cost_slack"):
         energy(slack=slack)
+
+
+def test_the_objective_must_be_stated() -> None:
+    assert parse_objective("latency", slack=None) == LATENCY
+    assert parse_objective("throughput", slack=None) == THROUGHPUT
+    assert parse_objective("energy", slack=0.05) == energy(slack=0.05)
+    for raw in (None, "", "Latency", "speed"):
+        with pytest.raises(ValueError, match="spec_objective"):
+            parse_objective(raw, slack=0.05)
+
+
+def test_energy_needs_measured_costs() -> None:
+    with pytest.raises(ValueError, match="without joules"):
+        parse_objective("energy", slack=None)
 
 
 def test_a_floor_or_margin_below_zero_is_refused() -> None:

@@ -108,8 +108,8 @@ def answer_all(
         answer.token_ids.extend(event.token_ids)
         text = answer.stream.push(event.token_ids) if answer.stream is not None else ""
         if event.finish_reason is not None:
-            error = f": {event.error}" if event.error else ""
-            answer.finish_reason = event.finish_reason + error
+            why = f": {event.error}" if event.error else ""
+            answer.finish_reason = f"{event.finish_reason}{why}"
             text += answer.stream.finish() if answer.stream is not None else ""
         if text:
             answer.pieces.append(text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from phalanx.launch.args import Parser, nearest
 
@@ -76,7 +77,7 @@ def _dispatch(arguments: list[str]) -> int:
     return status
 
 
-def _command_module(module_name: str):  # type: ignore[no-untyped-def]
+def _command_module(module_name: str) -> ModuleType:
     return importlib.import_module(f"phalanx.launch.commands.{module_name}")
 
 

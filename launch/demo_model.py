@@ -9,6 +9,7 @@ result is a valid Hugging Face Mixtral checkpoint, plus our trained MTP module b
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -54,7 +55,8 @@ def prepare_demo(cache_dir: Path, progress: Progress | None = None) -> Path:
         gguf_path = _fetch_gguf(cache_dir, Path(scratch))
         staged = Path(scratch) / "demo"
         staged.mkdir()
-        convert(gguf_path, staged, progress=progress)
+        shipped = shipped_mtp()
+        convert(gguf_path, staged, mtp=shipped if shipped.exists() else None, progress=progress)
         (staged / "phalanx_format.json").write_text(json.dumps(_stamp()))
         if target.exists():
             shutil.rmtree(target)
@@ -68,7 +70,8 @@ def prepare_demo(cache_dir: Path, progress: Progress | None = None) -> Path:
 
 def _stamp() -> dict[str, Any]:
     shipped = shipped_mtp()
-    return {"format": FORMAT, "mtp_bytes": shipped.stat().st_size if shipped.exists() else 0}
+    digest = hashlib.sha256(shipped.read_bytes()).hexdigest() if shipped.exists() else "none"
+    return {"format": FORMAT, "mtp_sha256": digest}
 
 
 def _is_current(target: Path) -> bool:
@@ -109,14 +112,18 @@ def _fetch_gguf(cache_dir: Path, scratch: Path) -> Path:
     return kept
 
 
-def convert(gguf_path: Path, folder: Path, *, progress: Progress | None = None) -> None:
-    """Write config, tokenizer and weights of the Mixtral form of `gguf_path` into `folder`."""
+def convert(
+    gguf_path: Path, folder: Path, *, mtp: Path | None = None, progress: Progress | None = None
+) -> None:
+    """Write config, tokenizer and weights of the Mixtral form of `gguf_path` into `folder`.
+
+    `mtp` is the drafter trained for this very model; None = a checkpoint without one.
+    """
     reader = _open_gguf(gguf_path)
     config = _config(reader)
-    shipped = shipped_mtp()
-    if shipped.exists():
-        shutil.copyfile(shipped, folder / MTP_FILE)
-        with safe_open(str(shipped), framework="pt") as handle:
+    if mtp is not None:
+        shutil.copyfile(mtp, folder / MTP_FILE)
+        with safe_open(str(mtp), framework="pt") as handle:
             draft_ids = handle.get_slice("mtp.draft_ids").get_shape()[0]
         config |= {"num_nextn_predict_layers": 1, "phalanx_mtp": {"vocab": draft_ids}}
     (folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -26,7 +26,7 @@ def open_peer(name: str, folder: Path, *, dtype: str, threads: int) -> Peer:
     import transformers  # seconds to import; only this benchmark needs it
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
-    model.eval()
+    model.train(False)
 
     def answer(prompt: Sequence[int], max_tokens: int) -> tuple[list[int], float]:
         before = torch.get_num_threads()

@@ -62,11 +62,19 @@ def nccl_version() -> str:
 
 
 def new_unique_id() -> bytes:
-    """128 bytes that name a new communicator; rank 0 makes them, all ranks use them."""
+    """128 bytes that name a new communicator; rank 0 makes them, all ranks use them.
+
+    Raises NcclUnavailable when there is no library, CollectiveFailed when it refuses.
+    """
     core = load_nccl()
     try:
         return bytes(core.get_unique_id())
     except Exception as error:
+        if getattr(error, "status", None) is None:
+            raise NcclUnavailable(
+                f"libnccl cannot be loaded ({error}) -- nccl4py only finds it, it does not bring "
+                "it -- install nvidia-nccl for this CUDA version"
+            ) from error
         raise nccl_failed("unique id", error) from error
 
 

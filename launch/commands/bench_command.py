@@ -46,4 +46,6 @@ def run(options: argparse.Namespace) -> int:
             f"no such script here (file={script}) -- this benchmark is not part of the installed "
             "package -- run it from a source checkout"
         )
-    return subprocess.run([sys.executable, str(script), *options.arguments], check=False).returncode
+    # The scripts print one JSON line in any case.
+    arguments = [argument for argument in options.arguments if argument != "--json"]
+    return subprocess.run([sys.executable, str(script), *arguments], check=False).returncode

@@ -7,7 +7,8 @@ token at a time or inside a verify: given equal logits it is the same token.
 
 Filter, in this order: divide by the temperature; keep the top_k most probable; of those keep the
 fewest that together reach top_p of their mass (the one that crosses it included); renormalise.
-Equal logits go to the lower id first. All in float64. C = candidates that are left, V = vocabulary.
+Of equals the lower id goes first; top_k compares logits, top_p probabilities. All in float64.
+C = candidates that are left, V = vocabulary.
 """
 
 from __future__ import annotations

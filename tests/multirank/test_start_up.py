@@ -71,7 +71,7 @@ def test_under_torchrun_the_launched_ranks_are_joined() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=170,
         check=False,
     )
     assert done.returncode == 0, done.stderr

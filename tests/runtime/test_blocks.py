@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +58,7 @@ def test_allocator_equals_a_set_of_free_blocks(
         assert free == [block for block in range(num_blocks) if holders[block] == 0]
         assert [allocator.references(block) for block in range(num_blocks)] == holders
         gaps = allocator.extents()
-        assert all(a[1] < b[0] for a, b in zip(gaps, gaps[1:], strict=False)), "extents not joined"
+        assert all(a[1] < b[0] for a, b in pairwise(gaps)), "extents not joined"
 
 
 def test_a_growing_sequence_gets_the_next_block() -> None:

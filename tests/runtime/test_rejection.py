@@ -73,7 +73,7 @@ def test_drawing_first_equals_the_classical_rule() -> None:
     """
     rng = np.random.default_rng(4)
     mass = [rng.dirichlet([1.0, 1.0, 1.0, 1.0]) for _ in range(4)]
-    drafts, X
+    drafts, trials = [0, 2, 1], 10_000
     exact: dict[tuple[int, int], float] = {}
     reached = 1.0
     for row, draft in enumerate(drafts):

@@ -35,7 +35,7 @@ def obvious(logits: list[float], params: SamplingParams) -> list[float]:
     mass = {i: math.exp((logits[i] - top) / params.temperature) for i in kept}
     if params.top_p < 1.0:
         total, reached, short = sum(mass.values()), 0.0, []
-        for i in kept:
+        for i in sorted(kept, key=lambda i: (-mass[i], i)):
             short.append(i)
             reached += mass[i]
             if reached >= params.top_p * total:

@@ -33,9 +33,9 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing the pinned dependencies into .venv (minutes on the first run)"
-	@$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel
-	@$(BIN)/python -m pip install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[demo,dev]"
+	@$(BIN)/python -m pip install -qq -c constraints.txt setuptools wheel
+	@$(BIN)/python -m pip install -qq -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e ".[demo,dev]"
 	@touch $(STAMP)
 
 demo: $(STAMP)

@@ -6,7 +6,7 @@ For each operation and number of rows: the native call and torch's own way of do
 operands, alternating; medians. Weights are bfloat16 and cycle through more memory than the caches
 hold, as in decoding. `read_gb_s` is what plain reading (a torch sum) reaches in the same run, and
 `floor_ratio` an operation's share of it. `rows_cost` is the time relative to one row: what a verify
-of that many rows costs. torch's way is bfloat16 activations and weights, which rounds more than the
+of that many rows costs. `call_us` is the cost of one native call on tiny operands. torch's way is bfloat16 activations and weights, which rounds more than the
 native float32 activations do.
 """
 
@@ -32,6 +32,7 @@ from phalanx.kernels.native_library import library
 ROWS = (1, 2, 4, 8, 64)
 HIDDEN, INNER, EXPERTS, VOCAB = 576, 192, 8, 49152
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, CONTEXT = 9, 3, 64, 16, 1024
+MANY_ROWS = 32
 COLD_BYTES = 72 << 20  # more than the last-level cache of most machines
 
 
@@ -48,15 +49,15 @@ class Case:
     torch: Callable[[], object]
 
 
-def copies(num_bytes: int) -> int:
-    """How many sets of weights make the working set cold."""
-    return max(1, -(-COLD_BYTES // num_bytes))
+def copies(num_bytes: int, rows: int) -> int:
+    """How many sets of weights make the working set cold; fewer where arithmetic is the limit."""
+    return max(1, -(-COLD_BYTES // num_bytes) // (1 if rows < MANY_ROWS else 8))
 
 
 def linear_case(kernels: KernelSet, rows: int, num_out: int, name: str) -> Case:
     """A projection of the demo model's width."""
     size = num_out * HIDDEN * 2
-    weights = [torch.randn(num_out, HIDDEN).bfloat16() for _ in range(copies(size))]
+    weights = [torch.randn(num_out, HIDDEN).bfloat16() for _ in range(copies(size, rows))]
     x = torch.randn(rows, HIDDEN)
     half = x.bfloat16()
     out = torch.empty(rows, num_out)
@@ -73,10 +74,11 @@ def linear_case(kernels: KernelSet, rows: int, num_out: int, name: str) -> Case:
 
 def head_case(kernels: KernelSet, rows: int) -> Case:
     """The greedy head."""
-    w = torch.randn(VOCAB, HIDDEN).bfloat16()
+    columns = VOCAB if rows < MANY_ROWS else VOCAB // 8
+    w = torch.randn(columns, HIDDEN).bfloat16()
     x = torch.randn(rows, HIDDEN)
     half = x.bfloat16()
-    size = VOCAB * HIDDEN * 2
+    size = columns * HIDDEN * 2
     return Case(
         name="linear_argmax",
         rows=rows,
@@ -96,7 +98,7 @@ def experts_case(kernels: KernelSet, rows: int) -> Case:
             torch.randn(EXPERTS, 2 * INNER, HIDDEN).bfloat16(),
             torch.randn(EXPERTS, HIDDEN, INNER).bfloat16(),
         )
-        for _ in range(copies(size))
+        for _ in range(copies(size, rows))
     ]
     x = torch.randn(rows, HIDDEN)
     half = x.bfloat16()
@@ -119,7 +121,8 @@ def attention_case(kernels: KernelSet, rows: int) -> Case:
     size = 2 * CONTEXT * KV_HEADS * HEAD_DIM * 2
     shape = (num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     pools = [
-        (torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in range(copies(size))
+        (torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16())
+        for _ in range(copies(size, rows))
     ]
     table = torch.randperm(num_blocks).to(torch.int32)[None]
     seqs = torch.zeros(rows, dtype=torch.int32)
@@ -206,6 +209,22 @@ def measure(case: Case, buffer: Tensor, repeats: int) -> dict[str, float]:
     }
 
 
+def call_overhead(kernels: KernelSet) -> dict[str, float]:
+    """Microseconds of one call whose work is nothing: checks, conversion, the call itself."""
+    x, w, weight = torch.randn(1, 8), torch.randn(8, 8), torch.ones(8)
+    out = torch.empty(1, 8)
+    calls: dict[str, Callable[[], object]] = {
+        "linear": lambda: kernels.linear(x, w, out=out),
+        "linear_fresh_output": lambda: kernels.linear(x, w),
+        "rms_norm": lambda: kernels.rms_norm(x, weight, 1e-5, out=out),
+    }
+    found = {}
+    for name, call in calls.items():
+        best = min(seconds(lambda call=call: [call() for _ in range(500)]) for _ in range(20))
+        found[name] = round(best / 500 * 1e6, 2)
+    return found
+
+
 def main() -> None:
     """Parse, measure, print one line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -221,7 +240,8 @@ def main() -> None:
     for name in args.ops.split(","):
         lines = [measure(CASES[name](kernels, rows), buffer, args.repeats) for rows in ROWS]
         for line in lines:
-            line["rows_cost"] = round(line["us"] / lines[0]["us"], 3)
+            if line["rows"] < MANY_ROWS:
+                line["rows_cost"] = round(line["us"] / lines[0]["us"], 3)
         results[name] = lines
     record = {
         "benchmark": "kernels",
@@ -232,6 +252,7 @@ def main() -> None:
         "threads": args.threads,
         "repeats": args.repeats,
         "dtype": "bfloat16",
+        "call_us": call_overhead(kernels),
         "results": results,
     }
     print(json.dumps(record))

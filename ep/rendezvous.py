@@ -110,23 +110,13 @@ def join(
     try:
         liveness.phase("connect")
         channel = open_channel(
-            store,
-            info,
-            config,
-            address=address,
-            device=device,
-            state=digest,
+            store, info, config, address=address, device=device, state=digest,
             mark=liveness.command,
-        )
+        )  # fmt: skip
         comm = choose_communicator(
-            config,
-            info,
-            store=store,
-            name="model",
-            device=device,
-            address=address,
+            config, info, store=store, name="model", device=device, address=address,
             on_stuck=liveness.fail,
-        )
+        )  # fmt: skip
     except Exception as error:
         raise liveness.fail(error) from error
     if isinstance(liveness, LivenessServer):

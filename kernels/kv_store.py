@@ -84,12 +84,5 @@ def kv_store(
         )
     )
     if not fits:
-        raise bad_operands(
-            "kv_store",
-            expected=EXPECTED,
-            k_RGD=k_RGD,
-            v_RGD=v_RGD,
-            k_pool=k_pool,
-            v_pool=v_pool,
-            slots_R=slots_R,
-        )
+        named = {"k_pool": k_pool, "v_pool": v_pool, "slots_R": slots_R}
+        raise bad_operands("kv_store", expected=EXPECTED, k_RGD=k_RGD, v_RGD=v_RGD, **named)

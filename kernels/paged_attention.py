@@ -135,26 +135,12 @@ def paged_attention_native(
         and y_RHD.shape == (rows, num_heads, head_dim)
         and y_RHD.is_contiguous()
         and library.paged_attention(
-            q_RHD.data_ptr(),
-            q_stride,
-            k_pool.data_ptr(),
-            v_pool.data_ptr(),
-            DTYPE_CODES[k_pool.dtype],
-            block_tables_SB.data_ptr(),
-            row_seq_R.data_ptr(),
-            row_last_R.data_ptr(),
-            scale,
-            y_RHD.data_ptr(),
-            rows,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            num_blocks,
-            block_size,
-            num_seqs,
-            table_width,
+            q_RHD.data_ptr(), q_stride, k_pool.data_ptr(), v_pool.data_ptr(),
+            DTYPE_CODES[k_pool.dtype], block_tables_SB.data_ptr(), row_seq_R.data_ptr(),
+            row_last_R.data_ptr(), scale, y_RHD.data_ptr(), rows, num_heads, num_kv_heads,
+            head_dim, num_blocks, block_size, num_seqs, table_width,
         )
-    )
+    )  # fmt: skip
     if not fits:
         raise bad_operands(
             "paged_attention",

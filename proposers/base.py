@@ -7,8 +7,9 @@ through these protocols, so a new one touches `proposers/` and a line of `catalo
 
 Words. position: committed tokens of the sequence, which is the index of `last_token` (the newest
 token, whose own row was not computed yet). Pair key k: the drafter input (embedding of token
-t[k+1], target hidden h[k]) from which t[k+2] is drafted. Hiddens are the residual BEFORE the final norm,
-as the drafter has its own input norm (the model says where its drafter was trained otherwise).
+t[k+1], target hidden h[k]) from which t[k+2] is drafted. Hiddens are the residual BEFORE the final
+norm, as the drafter has its own input norm (the model says where its drafter was trained
+otherwise).
 
 A drafter can never change the text, only how often its drafts are accepted.
 """
@@ -16,8 +17,10 @@ A drafter can never change the text, only how often its drafts are accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 UNKNOWN_BUDGET: Final = 2**63 - 1
 """`alloc_state_for` budget of a request whose length nobody knows."""
@@ -71,8 +74,7 @@ class ProposerState(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftInput:
+class DraftInput(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence as `propose` gets it; derived from the command alone, the same on every rank."""
 
     state: ProposerState
@@ -97,17 +99,15 @@ class DraftInput:
         return len(self.feed_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """What one sequence got."""
 
     token_ids: list[int]
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = []
     """Top-1 log-probability of each draft; empty = not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftRows:
+class DraftRows(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one drafter forward, as the layers want them (tensors of the caller's device)."""
 
     positions_R: Any
@@ -127,6 +127,12 @@ class DraftContext(Protocol):
 
     def rows(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> DraftRows:
         """Rows at logical positions starts[i] .. starts[i]+counts[i]-1 of each slot."""
+        ...
+
+    def chain_rows(
+        self, slots: Sequence[int], starts: Sequence[int], steps: int
+    ) -> Sequence[DraftRows]:
+        """One row per slot for each of `steps` forwards: step i at positions starts[..] + i."""
         ...
 
     def token_tensor(self, tokens: Sequence[int]) -> Any:

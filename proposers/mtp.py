@@ -11,7 +11,7 @@ shapes a forward (rows, order, depth) comes from the inputs, which come from one
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -136,6 +136,7 @@ class MtpProposer(DraftProposer):
         ids: list[Tensor] = []
         logprobs: list[Tensor] = []
         depth = 0
+        ahead: Iterator[DraftRows] | None = None
         while True:
             picks = self._head.pick(hidden_SD)
             ids.append(picks.ids_R)
@@ -148,15 +149,22 @@ class MtpProposer(DraftProposer):
             stay = [at for at, index in enumerate(drafting) if items[index].num_drafts > depth]
             if not stay:
                 break
-            tokens_S = _take(picks.ids_R, stay)
-            hidden_SD = _take(hidden_SD, stay)
-            drafting = [drafting[at] for at in stay]
-            rows = context.rows(
-                [items[index].slot for index in drafting],
-                [items[index].position - 1 + depth for index in drafting],
-                [1] * len(drafting),
-            )
-            hidden_SD = self._extend(tokens_S, hidden_SD, rows)
+            tokens_S = picks.ids_R
+            if len(stay) < len(drafting):
+                tokens_S, hidden_SD = _take(tokens_S, stay), _take(hidden_SD, stay)
+                drafting = [drafting[at] for at in stay]
+                ahead = None
+            if ahead is None:
+                # Rows until the next sequence leaves, made in one go.
+                steps = min(items[index].num_drafts for index in drafting) - depth
+                ahead = iter(
+                    context.chain_rows(
+                        [items[index].slot for index in drafting],
+                        [items[index].position - 1 + depth for index in drafting],
+                        steps,
+                    )
+                )
+            hidden_SD = self._extend(tokens_S, hidden_SD, next(ahead))
         self._read(order, ids, logprobs, drafts)
         return drafts
 

@@ -8,12 +8,13 @@ ride in the next command of any kind, a propose, a release or a forward.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import secrets
 import time
 from collections.abc import Callable
+
+import msgspec
 
 from phalanx.ep.channel import CommandChannel
 from phalanx.ep.commands import Message, Noop, RowKind, Shutdown, Want, code_of
@@ -228,7 +229,7 @@ class Engine:
         self.stats.num_output_tokens += len(event.token_ids)
         if event.finish_reason is None:
             return event
-        return dataclasses.replace(event, spec=self.stats.close_request(event.request_id))
+        return msgspec.structs.replace(event, spec=self.stats.close_request(event.request_id))
 
     def _teach(self, plan: RoundPlan, outcomes: list[Outcome], began: float) -> None:
         now = self._clock()

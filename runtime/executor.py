@@ -89,6 +89,11 @@ class LastForward:
     def rows(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> DraftRows:
         return self._tables.rows(slots, starts, counts)
 
+    def chain_rows(
+        self, slots: Sequence[int], starts: Sequence[int], steps: int
+    ) -> list[DraftRows]:
+        return self._tables.chain_rows(slots, starts, steps)
+
     def token_tensor(self, tokens: Sequence[int]) -> Tensor:
         return self._tables.token_tensor(tokens)
 
@@ -150,7 +155,9 @@ class Executor:
                 "happen where something was asked -- this build has no such feature"
             )
         with torch.inference_mode():
-            return act(message)
+            result = act(message)
+        self._slots.report()
+        return result
 
     def handlers(self) -> dict[Command, Callable[[Message], None]]:
         """What the worker loop calls for each code."""
@@ -267,7 +274,7 @@ class Executor:
             self._slots.grow(index, batch.new_blocks[at], end=end)
         drafts = self._drafts(self._proposer, self._draft_inputs(batch))
         for index in batch.slots:
-            self._slots.note(index)
+            self._slots.touch(index)
         drafted = [token for draft in drafts for token in draft.token_ids]
         if drafted:
             self._digest.fold_exchange(drafted)

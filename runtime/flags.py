@@ -117,9 +117,9 @@ def read_flags(environ: Mapping[str, str]) -> Flags:
         if raw is not None:
             warnings.extend(_doubts(flag, raw))
     for name in sorted(environ):
-        if name.startswith(PREFIX) and not name.startswith(INTERNAL_PREFIX):
-            if name not in settings:
-                warnings.append(_unknown(name, tuple(settings)))
+        ours = name.startswith(PREFIX) and not name.startswith(INTERNAL_PREFIX)
+        if ours and name not in settings:
+            warnings.append(_unknown(name, tuple(settings)))
     return Flags(settings=settings, warnings=tuple(warnings))
 
 

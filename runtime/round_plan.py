@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from phalanx.ep.commands import (
     Admit,
     Forward,
@@ -54,8 +56,7 @@ class SchedulerLimits:
         return -(-tokens // self.block_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanItem:
+class PlanItem(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence's rows in the round's forward."""
 
     sequence: Sequence
@@ -82,8 +83,7 @@ class RoundPlan:
     """In the forward's order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenEvent:
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What a request gets to see of a round."""
 
     request_id: int
@@ -106,8 +106,7 @@ class DraftMode:
     """The drafter consumes every committed row, drafts wanted or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeItem:
+class ProposeItem(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence of a propose; the fields of the command."""
 
     slot: int

@@ -1,7 +1,7 @@
 """What a rank holds about each slot: tokens, blocks, drafter rows; and what rewinds them.
 
-Every rank keeps one, rank 0 included, and changes it by commands alone; each change is reported to
-the digest, so that two ranks that differ find out before the next collective. A verify's rows
+Every rank keeps one, rank 0 included, and changes it by commands alone; what a command changed is
+reported to the digest at its end, so that two ranks that differ find out before the next one. A verify's rows
 count as appended until its verdict takes some back; a slot whose verdict is due cannot be used.
 """
 
@@ -46,6 +46,7 @@ class SlotTable:
         # Rows of a drafter that rank 0 runs alone are no other rank's business.
         self._lockstep = proposer if proposer is not None and proposer.needs_comm() else None
         self._slots: dict[int, Slot] = {}
+        self._touched: set[int] = set()
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._slots)
@@ -66,7 +67,7 @@ class SlotTable:
             budget = message.prompt_tokens + message.max_tokens
             state = self._proposer.alloc_state_for(budget)
         self._slots[message.slot] = Slot(request_id=message.request_id, state=state)
-        self.note(message.slot)
+        self.touch(message.slot)
 
     def release(self, indices: Sequence[int]) -> None:
         """The sequences in these slots are gone."""
@@ -75,6 +76,7 @@ class SlotTable:
             if self._proposer is not None and slot.state is not None:
                 self._proposer.free_state(slot.state)
             del self._slots[index]
+            self._touched.discard(index)
             self._tables.clear(index)
             self._digest.clear_slot(index)
 
@@ -108,7 +110,7 @@ class SlotTable:
                 del slot.tokens[-verdict.num_rewound :]
             if self._lockstep is not None and slot.state is not None:
                 self._lockstep.after_verify(verdict.num_accepted, slot.state)
-            self.note(verdict.slot)
+            self.touch(verdict.slot)
 
     def grow(self, index: int, blocks: Sequence[int], *, end: int) -> None:
         """Append blocks to the slot's table; it must then cover the positions below `end`."""
@@ -133,26 +135,32 @@ class SlotTable:
         slot.tokens += tokens
         slot.first_row, slot.num_rows = first_row, len(tokens)
         slot.due_rows = len(tokens) if verdict_due else 0
-        self.note(index)
+        self.touch(index)
 
     def begin_forward(self) -> None:
         """The rows of the forward before are out of reach from now on."""
         for slot in self._slots.values():
             slot.num_rows = 0
 
-    def note(self, index: int) -> None:
-        """Tell the digest what the slot holds now."""
-        slot = self._slots[index]
-        rows = 0
-        if self._lockstep is not None and slot.state is not None:
-            rows = self._lockstep.drafter_rows(slot.state)
-        self._digest.set_slot(
-            index,
-            length=len(slot.tokens),
-            last_token=slot.tokens[-1] if slot.tokens else -1,
-            drafter_rows=rows,
-            num_blocks=slot.num_blocks,
-        )
+    def touch(self, index: int) -> None:
+        """The slot changed; `report` says how."""
+        self._touched.add(index)
+
+    def report(self) -> None:
+        """Tell the digest what the slots hold that this command changed, each once."""
+        for index in self._touched:
+            slot = self._slots[index]
+            rows = 0
+            if self._lockstep is not None and slot.state is not None:
+                rows = self._lockstep.drafter_rows(slot.state)
+            self._digest.set_slot(
+                index,
+                length=len(slot.tokens),
+                last_token=slot.tokens[-1] if slot.tokens else -1,
+                drafter_rows=rows,
+                num_blocks=slot.num_blocks,
+            )
+        self._touched.clear()
 
     def _covered(self, index: int, num_blocks: int, end: int) -> None:
         if end > num_blocks * self._tables.block_size:

@@ -15,16 +15,15 @@ gain: the text is a function of seed and position alone, whatever was drafted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     """What one verify of one sequence gave."""
 
     num_accepted: int

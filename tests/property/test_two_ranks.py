@@ -173,7 +173,8 @@ def test_a_worker_that_missed_a_rewind_is_named() -> None:
     for worker in engine.workers:
         worker.settle()
     engine.ranks[1].executor.slots[0].tokens.append(5)
-    engine.ranks[1].executor.slots.note(0)
+    engine.ranks[1].executor.slots.touch(0)
+    engine.ranks[1].executor.slots.report()
     with pytest.raises(RankDesync, match="slot 0 length: rank 0 has 2, this rank has 3"):
         engine.engine.heartbeat()
         engine.workers[0].settle()

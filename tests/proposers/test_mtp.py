@@ -66,6 +66,14 @@ class Context:
             row_last_R=tensor,
         )
 
+    def chain_rows(
+        self, slots: Sequence[int], starts: Sequence[int], steps: int
+    ) -> list[DraftRows]:
+        return [
+            self.rows(slots, [start + step for start in starts], [1] * len(slots))
+            for step in range(steps)
+        ]
+
     def token_tensor(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(tokens)
 

@@ -51,6 +51,25 @@ def test_rows_equal_a_loop(spans: list[tuple[int, int]], block_size: int, seed: 
     assert got.block_tables_SB.dtype is torch.int32 and got.block_tables_SB.is_contiguous()
 
 
+@given(starts=st.lists(st.integers(0, 20), min_size=1, max_size=4), steps=st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_chain_rows_equal_rows_step_by_step(starts: list[int], steps: int) -> None:
+    target = tables(max_blocks=30)
+    for slot in range(4):
+        target.write(slot, 0, range(30 * slot, 30 * slot + 30))
+    slots = [3, 1, 0, 2][: len(starts)]
+    chain = target.chain_rows(slots, starts, steps)
+    assert len(chain) == steps
+    for step, got in enumerate(chain):
+        expected = target.rows(slots, [start + step for start in starts], [1] * len(slots))
+        for name in ("positions_R", "slots_R", "row_seq_R", "row_last_R"):
+            assert getattr(got, name).tolist() == getattr(expected, name).tolist()
+            assert getattr(got, name).dtype is getattr(expected, name).dtype
+            assert getattr(got, name).is_contiguous()
+        width = expected.block_tables_SB.shape[1]
+        assert got.block_tables_SB[:, :width].tolist() == expected.block_tables_SB.tolist()
+
+
 def test_entries_past_the_end_are_zero_again_after_a_release() -> None:
     target = tables()
     target.write(0, 0, [5, 6, 7])

@@ -23,6 +23,7 @@ def test_every_change_reaches_the_digest() -> None:
     seen = {digest.value}
 
     def changed() -> None:
+        slots.report()
         assert digest.value not in seen, "a change that the digest did not see"
         seen.add(digest.value)
 
@@ -35,7 +36,7 @@ def test_every_change_reaches_the_digest() -> None:
     changed()
     assert slots[1].tokens == [7, 8]
     slots.grow(1, [2], end=9)
-    slots.note(1)
+    slots.touch(1)
     changed()
     slots.release([1])
     assert digest.value == StateDigest().value
@@ -56,6 +57,7 @@ def test_blocks_lent_are_not_counted() -> None:
     slots, digest = table()
     slots.admit(Admit(slot=0, request_id=0, prompt_tokens=1, max_tokens=1))
     slots.grow(0, [1], end=4)
+    slots.report()
     before = digest.value
     slots.lend(0, [2], end=8)
     assert slots[0].num_blocks == 1 and digest.value == before

@@ -6,8 +6,8 @@ For each operation and number of rows: the native call and torch's own way of do
 operands, alternating; medians. Weights are bfloat16 and cycle through more memory than the caches
 hold, as in decoding. `read_gb_s` is what plain reading (a torch sum) reaches in the same run, and
 `floor_ratio` an operation's share of it. `rows_cost` is the time relative to one row: what a verify
-of that many rows costs. `call_us` is the cost of one native call on tiny operands. torch's way is bfloat16 activations and weights, which rounds more than the
-native float32 activations do.
+of that many rows costs. `call_us` is the cost of one native call on tiny operands. torch's way is
+bfloat16 activations and weights, which rounds more than the native float32 activations do.
 """
 
 from __future__ import annotations

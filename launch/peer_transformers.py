@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,8 @@ def open_peer(name: str, folder: Path, *, dtype: str, threads: int) -> Peer:
         )
     import transformers  # seconds to import; only this benchmark needs it
 
+    talk: Any = transformers.utils.logging
+    talk.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype(dtype))
     model.train(False)
 

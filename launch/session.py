@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from phalanx.launch.asked import Asked, Definite, asked_for, make_definite
 from phalanx.launch.memory_plan import kv_dtype, torch_dtype
 from phalanx.launch.progress import bar
 from phalanx.launch.rank_main import Rank, RankJob, make_sheet, run_rank
-from phalanx.launch.ranks import Identity, LaunchError, who_am_i
+from phalanx.launch.ranks import Identity, LaunchError, Options, who_am_i
 from phalanx.launch.spawn import spawn_ranks
 from phalanx.proposers.base import DraftProposer, SpecConfig
 from phalanx.proposers.catalog import make_proposer
@@ -124,7 +125,7 @@ def run_on_ranks(options: argparse.Namespace, work: Work, *, quiet: bool = False
     Raises:
         ValueError: something the user must mend.
     """
-    identity = who_am_i()
+    identity = who_am_i(rank_options(options))
     info = identity.info
     asked = asked_for(options)
     ranks = options.ranks if options.ranks is not None else info.world_size
@@ -148,6 +149,13 @@ def run_on_ranks(options: argparse.Namespace, work: Work, *, quiet: bool = False
     if not launched and ranks > 1:
         return spawn_ranks(options.argv, ranks)
     return join_as_rank(identity, definite, work, quiet=quiet)
+
+
+def rank_options(options: argparse.Namespace) -> Options:
+    """What the command line said about ranks, for those that no launcher started."""
+    return Options(
+        **{item.name: getattr(options, item.name, None) for item in dataclasses.fields(Options)}
+    )
 
 
 def explain(asked: Asked, definite: Definite, *, ranks: int) -> None:
@@ -176,6 +184,7 @@ def join_as_rank(identity: Identity, definite: Definite, work: Work, *, quiet: b
         settings=definite.agreement(),
         max_kv_blocks=config.cache.num_kv_blocks,
         device=device,
+        parity="warn" if definite.flags.value("PHALANX_STARTUP_PARITY") == "warn" else "fail",
     )
 
     def load(rank: Rank) -> Loaded:

@@ -135,7 +135,9 @@ class RankGroup:
             self._look_for_stopped(running, now)
             if until is not None and now > until and self._ended is None:
                 self._ended = self._overdue(running[0], f"after {deadline_s:g} s, the deadline")
-            if kill_at is not None and now > kill_at:
+            if self.cause is not None and all(child.stopped_since for child in running):
+                self._kill()  # a stopped process never ends by itself
+            elif kill_at is not None and now > kill_at:
                 if self.cause is None:
                     self._ended = self._overdue(running[0], "long after rank 0 had finished")
                 self._kill()

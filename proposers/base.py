@@ -74,7 +74,7 @@ class ProposerState(Protocol):
         ...
 
 
-class DraftInput(msgspec.Struct, frozen=True, kw_only=True):
+class DraftInput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence as `propose` gets it; derived from the command alone, the same on every rank."""
 
     state: ProposerState
@@ -99,7 +99,7 @@ class DraftInput(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.feed_tokens)
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one sequence got."""
 
     token_ids: list[int]
@@ -107,7 +107,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """Top-1 log-probability of each draft; empty = not measured."""
 
 
-class DraftRows(msgspec.Struct, frozen=True, kw_only=True):
+class DraftRows(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Rows of one drafter forward, as the layers want them (tensors of the caller's device)."""
 
     positions_R: Any

@@ -172,15 +172,15 @@ class MtpProposer(DraftProposer):
         """One forward over the committed pairs of every sequence; the module's own output."""
         target_RD: Tensor = context.target_hidden
         tokens: list[int] = []
-        hidden: list[Tensor] = []
+        fed: list[int] = []
         for item in items:
             rows = self._own(item.state).rows
             rows.feed(item.position - item.feed_rows, item.feed_rows)
             tokens += item.feed_tokens
-            hidden.append(target_RD[item.hidden_row + 1 - item.feed_rows : item.hidden_row + 1])
+            fed += range(item.hidden_row + 1 - item.feed_rows, item.hidden_row + 1)
         return self._extend(
             context.token_tensor(tokens),
-            hidden[0] if len(hidden) == 1 else torch.cat(hidden),
+            _take(target_RD, fed),
             context.rows(
                 [item.slot for item in items],
                 [item.position - item.feed_rows for item in items],
@@ -222,7 +222,8 @@ class MtpProposer(DraftProposer):
 
 
 def _take(rows: Tensor, indices: list[int]) -> Tensor:
-    """Rows by index; the tensor itself when all are taken in order."""
-    if indices == list(range(rows.shape[0])):
-        return rows
-    return rows[torch.tensor(indices, device=rows.device)]
+    """Rows by index; without a copy when they follow each other."""
+    first, count = indices[0], len(indices)
+    if indices == list(range(first, first + count)):
+        return rows if count == rows.shape[0] else rows[first : first + count]
+    return rows.index_select(0, torch.tensor(indices, device=rows.device))

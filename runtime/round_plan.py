@@ -56,7 +56,7 @@ class SchedulerLimits:
         return -(-tokens // self.block_size)
 
 
-class PlanItem(msgspec.Struct, frozen=True, kw_only=True):
+class PlanItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence's rows in the round's forward."""
 
     sequence: Sequence
@@ -83,7 +83,7 @@ class RoundPlan:
     """In the forward's order."""
 
 
-class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request gets to see of a round."""
 
     request_id: int
@@ -106,7 +106,7 @@ class DraftMode:
     """The drafter consumes every committed row, drafts wanted or not."""
 
 
-class ProposeItem(msgspec.Struct, frozen=True, kw_only=True):
+class ProposeItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence of a propose; the fields of the command."""
 
     slot: int

@@ -1,8 +1,9 @@
 """What a rank holds about each slot: tokens, blocks, drafter rows; and what rewinds them.
 
 Every rank keeps one, rank 0 included, and changes it by commands alone; what a command changed is
-reported to the digest at its end, so that two ranks that differ find out before the next one. A verify's rows
-count as appended until its verdict takes some back; a slot whose verdict is due cannot be used.
+reported to the digest at its end, so that two ranks that differ find out before the next one. A
+verify's rows count as appended until its verdict takes some back; a slot whose verdict is due
+cannot be used.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SlotTable:
         # Rows of a drafter that rank 0 runs alone are no other rank's business.
         self._lockstep = proposer if proposer is not None and proposer.needs_comm() else None
         self._slots: dict[int, Slot] = {}
-        self._touched: set[int] = set()
+        self._touched: dict[int, None] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._slots)
@@ -76,7 +77,7 @@ class SlotTable:
             if self._proposer is not None and slot.state is not None:
                 self._proposer.free_state(slot.state)
             del self._slots[index]
-            self._touched.discard(index)
+            self._touched.pop(index, None)
             self._tables.clear(index)
             self._digest.clear_slot(index)
 
@@ -144,7 +145,7 @@ class SlotTable:
 
     def touch(self, index: int) -> None:
         """The slot changed; `report` says how."""
-        self._touched.add(index)
+        self._touched[index] = None
 
     def report(self) -> None:
         """Tell the digest what the slots hold that this command changed, each once."""

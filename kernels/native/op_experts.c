@@ -150,7 +150,8 @@ static enum status run_pass(struct experts_job *job) {
     float *hidden =
         scratch_get(SCRATCH_SHARED, max_size(job->num_pairs, 1) * a->inner * sizeof *hidden);
     if (hidden == NULL) return STATUS_NO_MEMORY;
-    for (size_t pair = 0; pair < job->num_pairs; pair++) job->hidden[pair] = hidden + pair * a->inner;
+    for (size_t pair = 0; pair < job->num_pairs; pair++)
+        job->hidden[pair] = hidden + pair * a->inner;
     size_t size = dtype_size(a->dtype), reuse = ceil_div(job->num_pairs, 8 * job->num_active + 1);
     size_t work = job->num_active * a->inner * a->width * size * max_size(reuse, 1);
     if (job->num_pairs > 0) {

@@ -1,5 +1,6 @@
 /* Router scores to chosen experts: softmax, and grouped sigmoid with a correction bias.
- * Equal scores go to the lower id; NaN scores come last, so the ids are always valid and distinct. */
+ *
+ * Equal scores go to the lower id; NaN scores come last, so ids are always valid and distinct. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -82,7 +83,8 @@ static void grouped_row(const struct router_job *job, size_t row, const struct r
     memcpy(scores, a->logits + row * a->num_experts, a->num_experts * sizeof *scores);
     job->isa->sigmoid(scores, a->num_experts);
     job->isa->add(scores, a->bias, biased, a->num_experts);
-    for (size_t g = 0; g < a->num_groups; g++) work->by_group[g] = group_score(biased + g * size, size);
+    for (size_t g = 0; g < a->num_groups; g++)
+        work->by_group[g] = group_score(biased + g * size, size);
     memset(taken, 0, a->num_groups);
     choose(work->by_group, taken, a->num_groups, work->groups, a->topk_groups);
     memset(taken, 1, a->num_experts); /* experts of other groups cannot be chosen */

@@ -2,8 +2,8 @@
  *
  * NEVER RUN on a real machine so far, for want of one. It is compiled and chosen by dispatch, and
  * the tests cover it on a machine that has AVX-512; they passed with SIMDe's emulation of the
- * intrinsics (vf_load_bf16 and vf_pow2 written out as loops). Its speed is unknown. The bfloat16 dot
- * product of AVX512_BF16 is not used: it would round the activations to bfloat16. */
+ * intrinsics (vf_load_bf16 and vf_pow2 written out as loops). Its speed is unknown. The bfloat16
+ * dot product of AVX512_BF16 is not used: it would round the activations to bfloat16. */
 #include <immintrin.h>
 #include <string.h>
 

@@ -1,10 +1,10 @@
 /* A small pool of threads that share one job at a time.
  *
  * A job is a number of tasks, each thread has its range of them, and whoever has done its own takes
- * from the others. The caller works too, so a job finishes even when no worker gets a core: a worker that comes too late finds the job closed, and
- * the caller waits only for workers that have joined. Workers stay awake for some tens of
- * microseconds after a job (the next one of a decoding round follows at once), then give their
- * core away, then sleep. */
+ * from the others. The caller works too, so a job finishes even when no worker gets a core: a
+ * worker that comes too late finds the job closed, and the caller waits only for workers that have
+ * joined. Workers stay awake for some tens of microseconds after a job (the next one of a decoding
+ * round follows at once), then give their core away, then sleep. */
 #ifndef PHALANX_THREAD_POOL_H
 #define PHALANX_THREAD_POOL_H
 

@@ -5,11 +5,16 @@
  * many rows there are. bfloat16 weights are widened as they are loaded; the units that do it are
  * otherwise idle. */
 
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 /* 4 x 3 accumulators, 3 columns of w and one of x fill the 16 registers of AVX2. */
 #define TILE_ROWS 4
 #define TILE_COLUMNS 3
+typedef vf tile_sums[TILE_ROWS][TILE_COLUMNS];
 #define ROW_BLOCK_BYTES (192 * 1024) /* of x, beside the weights in a 512 KiB cache */
 #define AHEAD_BYTES 10240            /* measured: enough to cover the latency, at least a tile */
 
@@ -35,9 +40,9 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
  * From `next` on, as many bytes as the tile reads are asked for, in one straight walk whichever
  * column is summed: memory answers that faster than nc walks, and a burst of requests gets lost. */
 #define DEFINE_TILE(NAME, TYPE, DTYPE, LOAD)                                                      \
-    VF void NAME##_step(const size_t nr, const size_t nc, vf acc[TILE_ROWS][TILE_COLUMNS], const float *const *x,    \
+    VF void NAME##_step(const size_t nr, const size_t nc, tile_sums acc, const float *const *x,   \
                         const TYPE *w, size_t w_stride, size_t i) {                               \
-        vf wv[TILE_COLUMNS];                                                                                 \
+        vf wv[TILE_COLUMNS];                                                                      \
         UNROLL for (size_t c = 0; c < nc; c++) wv[c] = LOAD(w + c * w_stride + i);                \
         UNROLL for (size_t r = 0; r < nr; r++) {                                                  \
             vf xv = vf_load(x[r] + i);                                                            \
@@ -50,7 +55,7 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
         const int has_tail = k % LANES != 0;                                                      \
         struct tail tail;                                                                         \
         if (has_tail) pad_tail(&tail, nr, nc, x, w, DTYPE, w_stride, k);                          \
-        vf acc[TILE_ROWS][TILE_COLUMNS];                                                                             \
+        tile_sums acc;                                                                            \
         UNROLL for (size_t r = 0; r < nr; r++)                                                    \
             UNROLL for (size_t c = 0; c < nc; c++) acc[r][c] = vf_zero();                         \
         size_t i = 0;                                                                             \
@@ -68,7 +73,7 @@ static FN __attribute__((noinline)) void pad_tail(struct tail *tail, size_t nr, 
         store_sums(nr, nc, acc, y, y_col);                                                        \
     }
 
-VF void store_sums(const size_t nr, const size_t nc, vf acc[TILE_ROWS][TILE_COLUMNS], float *const *y, size_t y_col) {
+VF void store_sums(const size_t nr, const size_t nc, tile_sums acc, float *const *y, size_t y_col) {
     if (nr == 4) {
         UNROLL for (size_t c = 0; c < nc; c++) {
             float out[4];
@@ -84,21 +89,21 @@ VF void store_sums(const size_t nr, const size_t nc, vf acc[TILE_ROWS][TILE_COLU
 DEFINE_TILE(tile_f32, float, DTYPE_F32, vf_load)
 DEFINE_TILE(tile_bf16, uint16_t, DTYPE_BF16, vf_load_bf16)
 
-#define TILE_CASE(TILE, NR, NC)                          \
-    case NR * 8 + NC:                                    \
-        TILE(NR, NC, x, y, y_col, w, w_stride, k, next); \
+#define TILE_CASE(TILE, NR, NC)                                                                   \
+    case NR * 8 + NC:                                                                             \
+        TILE(NR, NC, x, y, y_col, w, w_stride, k, next);                                          \
         break;
 
-#define DEFINE_SOME_TILE(NAME, TILE, TYPE)                                                      \
-    static FN void NAME(size_t nr, size_t nc, const float *const *x, float *const *y,           \
-                        size_t y_col, const TYPE *w, size_t w_stride, size_t k,                \
-                        const char *next) {                                                     \
-        switch (nr * 8 + nc) {                                                                  \
-            TILE_CASE(TILE, 1, 1) TILE_CASE(TILE, 1, 2) TILE_CASE(TILE, 1, 3)                   \
-            TILE_CASE(TILE, 2, 1) TILE_CASE(TILE, 2, 2) TILE_CASE(TILE, 2, 3)                   \
-            TILE_CASE(TILE, 3, 1) TILE_CASE(TILE, 3, 2) TILE_CASE(TILE, 3, 3)                   \
-            TILE_CASE(TILE, 4, 1) TILE_CASE(TILE, 4, 2) TILE_CASE(TILE, 4, 3)                   \
-        }                                                                                       \
+#define DEFINE_SOME_TILE(NAME, TILE, TYPE)                                                        \
+    static FN void NAME(size_t nr, size_t nc, const float *const *x, float *const *y,             \
+                        size_t y_col, const TYPE *w, size_t w_stride, size_t k,                   \
+                        const char *next) {                                                       \
+        switch (nr * 8 + nc) {                                                                    \
+            TILE_CASE(TILE, 1, 1) TILE_CASE(TILE, 1, 2) TILE_CASE(TILE, 1, 3)                     \
+            TILE_CASE(TILE, 2, 1) TILE_CASE(TILE, 2, 2) TILE_CASE(TILE, 2, 3)                     \
+            TILE_CASE(TILE, 3, 1) TILE_CASE(TILE, 3, 2) TILE_CASE(TILE, 3, 3)                     \
+            TILE_CASE(TILE, 4, 1) TILE_CASE(TILE, 4, 2) TILE_CASE(TILE, 4, 3)                     \
+        }                                                                                         \
     }
 
 DEFINE_SOME_TILE(some_tile_f32, tile_f32, float)
@@ -141,22 +146,22 @@ static FN void dot_rows(const float *const *x, float *const *y, size_t y_col, si
                  const TYPE *v, size_t v_stride, size_t num_j, size_t d, size_t m,                \
                  const char *next) {                                                              \
         vf sum[3][4];                                                                             \
-        UNROLL for (size_t q = 0; q < nq; q++)                                   \
-            UNROLL for (size_t u = 0; u < nv; u++)                               \
+        UNROLL for (size_t q = 0; q < nq; q++)                                                    \
+            UNROLL for (size_t u = 0; u < nv; u++)                                                \
                 sum[q][u] = vf_load_n(acc[q] + d + u * LANES, m);                                 \
         for (size_t j = 0; j < num_j; j++) {                                                      \
             vf vv[4];                                                                             \
             __builtin_prefetch(next + (j * v_stride + d) * sizeof(TYPE), 0, 2);                   \
-            UNROLL for (size_t u = 0; u < nv; u++)                               \
+            UNROLL for (size_t u = 0; u < nv; u++)                                                \
                 vv[u] = LOAD_N(v + j * v_stride + d + u * LANES, m);                              \
-            UNROLL for (size_t q = 0; q < nq; q++) {                             \
+            UNROLL for (size_t q = 0; q < nq; q++) {                                              \
                 vf pv = vf_set(p[q][j]);                                                          \
-                UNROLL for (size_t u = 0; u < nv; u++)                           \
+                UNROLL for (size_t u = 0; u < nv; u++)                                            \
                     sum[q][u] = vf_fma(pv, vv[u], sum[q][u]);                                     \
             }                                                                                     \
         }                                                                                         \
-        UNROLL for (size_t q = 0; q < nq; q++)                                   \
-            UNROLL for (size_t u = 0; u < nv; u++)                               \
+        UNROLL for (size_t q = 0; q < nq; q++)                                                    \
+            UNROLL for (size_t u = 0; u < nv; u++)                                                \
                 vf_store_n(acc[q] + d + u * LANES, sum[q][u], m);                                 \
     }                                                                                             \
     static FN void some_##NAME(size_t nq, float *const *acc, const float *const *p,               \
@@ -164,13 +169,13 @@ static FN void dot_rows(const float *const *x, float *const *y, size_t y_col, si
                                const char *next) {                                                \
         size_t d = 0;                                                                             \
         for (; d + 4 * LANES <= dim; d += 4 * LANES) {                                            \
-            if (nq == 3) NAME(3, 4, acc, p, v, v_stride, num_j, d, LANES, next);                        \
-            if (nq == 2) NAME(2, 4, acc, p, v, v_stride, num_j, d, LANES, next);                        \
-            if (nq == 1) NAME(1, 4, acc, p, v, v_stride, num_j, d, LANES, next);                        \
+            if (nq == 3) NAME(3, 4, acc, p, v, v_stride, num_j, d, LANES, next);                  \
+            if (nq == 2) NAME(2, 4, acc, p, v, v_stride, num_j, d, LANES, next);                  \
+            if (nq == 1) NAME(1, 4, acc, p, v, v_stride, num_j, d, LANES, next);                  \
         }                                                                                         \
         for (; d < dim; d += LANES)                                                               \
             for (size_t q = 0; q < nq; q++)                                                       \
-                NAME(1, 1, acc + q, p + q, v, v_stride, num_j, d, min_size(LANES, dim - d), next); \
+                NAME(1, 1, acc + q, p + q, v, v_stride, num_j, d, min_size(LANES, dim - d), next);\
     }
 
 DEFINE_MIX(mix_f32, float, vf_load_n)

@@ -9,12 +9,14 @@ from phalanx.launch.answers import timed_run
 from phalanx.launch.args import add_config, add_dataclass, take_dataclass
 from phalanx.launch.commands.run_command import add_ranks, load_tokenizer, stream_of
 from phalanx.launch.prompts_file import PromptLine
+from phalanx.launch.ranks import who_am_i
 from phalanx.launch.report import table
-from phalanx.launch.session import Session, run_on_ranks
+from phalanx.launch.session import Session, rank_options, run_on_ranks
 from phalanx.runtime.request import SamplingParams
 
 PROMPT = "Write a Python function that checks whether a string is a palindrome, and explain it."
 WARM_UP_TOKENS = 8
+DEFAULT_RANKS = 2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +31,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Stream the answer and print the table."""
-    options.ranks = options.ranks if options.ranks is not None else 2
+    if options.ranks is None and who_am_i(rank_options(options)).info.launcher == "single":
+        options.ranks = DEFAULT_RANKS
     defaults = take_dataclass(SamplingParams, vars(options))
     lines = [PromptLine(prompt=options.prompt or PROMPT)]
 

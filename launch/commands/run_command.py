@@ -17,9 +17,19 @@ from phalanx.launch.args import add_config, add_dataclass, take_dataclass
 from phalanx.launch.prompts_file import PromptLine, parse_token_ids, read_prompts
 from phalanx.launch.ranks import who_am_i
 from phalanx.launch.report import RunReport, table
-from phalanx.launch.session import Session, run_on_ranks
+from phalanx.launch.session import Session, rank_options, run_on_ranks
 from phalanx.runtime.request import SamplingParams
 from phalanx.runtime.tokenizer import Tokenizer, TokenizerError
+
+# For ranks that are started by hand, one command on each host.
+RANK_OPTIONS = {
+    "--rank": "this process's rank, when it is started by hand",
+    "--world-size": "number of ranks started by hand",
+    "--local-rank": "this process's number on its host (its GPU)",
+    "--local-world-size": "ranks on this host",
+    "--master-addr": "host of rank 0",
+    "--master-port": "free port on the host of rank 0",
+}
 
 SAMPLING_FIELDS = tuple(item.name for item in fields(SamplingParams))
 
@@ -47,19 +57,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add `--ranks`, which every command that runs the model has."""
-    parser.add_argument(
+    """Add `--ranks`, and who this process is where no launcher says it."""
+    group = parser.add_argument_group("Ranks")
+    group.add_argument(
         "--ranks",
         type=int,
         metavar="N",
         help="processes to start (default 1); under torchrun or SLURM the launcher decides",
     )
+    for name, text in RANK_OPTIONS.items():
+        kind = str if name == "--master-addr" else int
+        group.add_argument(name, type=kind, metavar=kind.__name__.upper(), help=text)
 
 
 def run(options: argparse.Namespace) -> int:
     """Generate; status 1 when a prompt could not be served."""
     # The ranks that serve need no prompts, and a prompts file may be on rank 0's host only.
-    if who_am_i().info.rank > 0:
+    if who_am_i(rank_options(options)).info.rank > 0:
         return run_on_ranks(options, _never, quiet=True)
     defaults = take_dataclass(SamplingParams, vars(options))
     lines = prompt_lines(options)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one verify of one sequence gave."""
 
     num_accepted: int

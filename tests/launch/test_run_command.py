@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from phalanx.launch.cli import main
@@ -187,3 +190,56 @@ def test_a_damaged_checkpoint_stops_before_ranks_are_started(
     weights.write_bytes(weights.read_bytes()[:-100])
     assert main(["run", "--model", str(weights.parent), "--prompt", "x", "--ranks", "2"]) == 2
     assert "damaged weight file" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_every_rank_in_order(here: Path) -> None:
+    arguments = ("--model", "tiny", "--ranks", "2", "--prompt", "hello", "--max-tokens", "2000")
+    with subprocess.Popen(
+        [sys.executable, "-m", "phalanx.launch", "run", *arguments, "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        if process.stdout is None:
+            raise AssertionError("stdout was asked for as a pipe and is none")
+        process.stdout.read(1)  # the first letter: both ranks are generating
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert len(ranks) == 2
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert not alive
+
+
+def test_ranks_started_by_hand_meet(here: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = [sys.executable, "-m", "phalanx.launch", "run", "--model", "tiny", "--world-size", "2"]
+    common += ["--master-addr", "127.0.0.1", "--master-port", str(port), "--local-world-size", "2"]
+    common += ["--prompt-token-ids", "1,2", "--max-tokens", "3", "--ignore-eos", "--json"]
+    processes = [
+        subprocess.Popen(
+            [*common, "--rank", str(rank), "--local-rank", str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert json.loads(said[0][0])["ranks"] == 2 and said[1][0] == ""
+
+
+def test_ranks_with_other_settings_stop_by_name(here: Path) -> None:
+    done = phalanx(
+        *("run", "--model", "tiny", "--prompt-token-ids", "1", "--max-tokens", "1"),
+        launcher=(
+            *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"),
+            *("bash", "-c", 'exec "$0" "$@" --num-drafts $((RANK + 1))', sys.executable),
+        ),
+    )
+    assert done.returncode != 0
+    assert "spec.num_drafts (rank 0: 1; rank 1: 2)" in done.stderr

@@ -133,6 +133,17 @@ def test_a_rank_stopped_by_a_signal_is_named_and_killed() -> None:
     assert group.cause.report.rank == 2
 
 
+def test_a_stopped_rank_is_not_waited_for_once_the_others_have_said_why_they_ended() -> None:
+    code = f"""
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+os.write(cause_fd, b'{FAULT}\\n')
+os._exit(72)
+"""
+    status, _, _ = run(code, 2, grace_s=1_000)  # waiting for it would end in this test's time-out
+    assert status == 72
+
+
 def test_a_worker_that_runs_on_after_rank_0_has_ended_fails_the_job() -> None:
     status, group, _ = run("hang() if rank == 1 else None", 2, grace_s=0.3)
     assert status != 0

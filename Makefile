@@ -21,7 +21,8 @@ STAMP := .venv/.installed
 ROOMS := runtime ep proposers kernels launch
 NATIVE := $(wildcard setup.py kernels/native/*.c kernels/native/*.h)
 
-export PROMPT
+# As typed: make would otherwise read a dollar sign as a variable of its own.
+export PROMPT_TEXT := $(value PROMPT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: install demo test check lint types contracts format tree clean
@@ -39,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/phalanx demo --ranks $(RANKS) --prompt "$$PROMPT"
+	@$(BIN)/phalanx demo --ranks $(RANKS) --prompt "$$PROMPT_TEXT"
 
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest

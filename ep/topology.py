@@ -52,22 +52,22 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EPConfig:
-    """Deadlines and transports between ranks; all times in seconds.
-
-    startup_deadline_s: joining, agreeing, loading and warming up, each until every rank is there.
-    command_deadline_s: the parts of a command after its first word (that one may wait for ever).
-    collective_deadline_s: one collective of the model.
-    heartbeat_s / silence_deadline_s: how often a rank reports, and how long it may not.
-    command_transport: what carries commands; backend: what carries the model's collectives.
-    """
+    """Deadlines and transports between ranks; all times in seconds."""
 
     startup_deadline_s: float = 600.0
+    """Joining, agreeing, loading and warming up: each until every rank is there."""
     command_deadline_s: float = 30.0
+    """The parts of a command after its first word (that one may wait for ever)."""
     collective_deadline_s: float = 30.0
+    """One collective of the model."""
     heartbeat_s: float = 1.0
+    """How often a rank reports."""
     silence_deadline_s: float = 10.0
+    """A rank that has not reported for this long counts as stopped."""
     command_transport: CommandTransport = "gloo"
+    """What carries commands."""
     backend: Backend = "gloo"
+    """What carries the model's collectives."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

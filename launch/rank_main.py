@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -36,6 +36,7 @@ from phalanx.ep.rendezvous import Joined, Sheet, join
 from phalanx.ep.store_wait import exchange
 from phalanx.ep.topology import EPConfig, RankInfo
 from phalanx.ep.worker import Handler, worker_loop
+from phalanx.launch.interrupts import GatedChannel, InterruptGate
 from phalanx.launch.ranks import cause_fd
 
 Loaded = TypeVar("Loaded")
@@ -243,7 +244,9 @@ def _coordinate(job: RankJob[Loaded], rank: Rank, loaded: Loaded) -> int:
     """Rank 0's work, with a SHUTDOWN at its end however it ends short of a fault."""
     try:
         rank.liveness.phase("coordinate")
-        code = job.coordinate(rank, loaded)
+        with InterruptGate() as gate:
+            gated = replace(rank.joined, channel=GatedChannel(rank.channel, gate))
+            code = job.coordinate(replace(rank, joined=gated), loaded)
     except KeyboardInterrupt:
         _shut_down(rank, reason="interrupted")
         return INTERRUPTED_EXIT

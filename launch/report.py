@@ -135,8 +135,9 @@ def table(report: RunReport, *, plain_tokens_per_second: float | None = None) ->
 
 
 def _lockstep(report: RunReport) -> str:
-    plural = "rank" if report.ranks == 1 else "ranks"
-    return f"{report.digest_checks} checks passed on {report.ranks} {plural}"
+    if report.ranks == 1:
+        return "one rank: nothing to compare"
+    return f"{report.digest_checks} checks passed on {report.ranks} ranks"
 
 
 def histogram(rates: Sequence[float]) -> list[str]:

@@ -166,10 +166,16 @@ def explain(asked: Asked, definite: Definite, *, ranks: int) -> None:
     spec = config.spec.method
     drafts = f", {config.spec.num_drafts} drafts" if spec != "off" else ""
     lines.append(
-        f"phalanx: {config.model.model} on {ranks} ranks x {config.model.threads} threads "
+        f"phalanx: {config.model.model} on {counted(ranks, 'rank')} x "
+        f"{counted(config.model.threads, 'thread')} "
         f"({config.model.device}, {config.model.dtype}), speculation {spec}{drafts}"
     )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def join_as_rank(identity: Identity, definite: Definite, work: Work, *, quiet: bool) -> int:

@@ -65,6 +65,8 @@ class Engine:
         )
         self._depth: DepthChooser = depth or FixedDepth(0)
         self._tau = draft_conf_tau
+        self._drafting_s = 0.0
+        """Time of the latest propose: the price of the drafts that the next round verifies."""
         self._placement, self._clock, self._new_seed = placement, clock, new_seed
         self.stats = stats or RunStats()
 
@@ -107,9 +109,11 @@ class Engine:
             ]
             events += self._scheduler.commit(plan, outcomes)
             self._count(plan, outcomes, result)
-            self._propose(plan)
+            verified = self._clock()
             if self._depth.learns:
-                self._teach(plan, outcomes, began)
+                self._teach(plan, outcomes, wall_s=self._drafting_s + verified - began)
+            self._propose(plan)
+            self._drafting_s = self._clock() - verified
         elif self._scheduler.running:
             raise EngineError(
                 f"sequences run but none has a row (running={len(self._scheduler.running)}) -- "
@@ -229,10 +233,22 @@ class Engine:
         self.stats.num_output_tokens += len(event.token_ids)
         if event.finish_reason is None:
             return event
+        if self._depth.learns:
+            self._depth.retire(event.request_id)
         return msgspec.structs.replace(event, spec=self.stats.close_request(event.request_id))
 
-    def _teach(self, plan: RoundPlan, outcomes: list[Outcome], began: float) -> None:
-        now = self._clock()
+    def _teach(self, plan: RoundPlan, outcomes: list[Outcome], *, wall_s: float) -> None:
+        """Tell the chooser what the drafts of this round cost and gave. `wall_s` is the verify
+        with the propose that made them (the round before), so that a change of depth charges
+        each depth its own time. A round with prompt rows is no price of any depth.
+        """
+        decoded = [
+            (item, outcome)
+            for item, outcome in zip(plan.items, outcomes, strict=True)
+            if item.kind is not RowKind.PREFILL and isinstance(outcome, Acceptance)
+        ]
+        if not decoded:
+            return
         streams = tuple(
             StreamOutcome(
                 stream_id=item.sequence.id,
@@ -241,10 +257,14 @@ class Engine:
                 num_emitted=len(outcome.token_ids),
                 slot=max(item.sequence.slot, 0),
             )
-            for item, outcome in zip(plan.items, outcomes, strict=True)
-            if isinstance(outcome, Acceptance)
+            for item, outcome in decoded
         )
-        depth = max((len(item.drafts) for item in plan.items), default=0)
+        mixed = any(item.kind is RowKind.PREFILL for item in plan.items)
         self._depth.observe(
-            StepOutcome(depth=depth, wall_s=now - began, streams=streams, now_s=now)
+            StepOutcome(
+                depth=max(len(item.drafts) for item, _ in decoded),
+                wall_s=math.nan if mixed else wall_s,
+                streams=streams,
+                now_s=self._clock(),
+            )
         )

@@ -67,6 +67,17 @@ def _tau(raw: str) -> FlagValue:
     return tau if tau > 0.0 or parse_finite(raw) == 0.0 else None
 
 
+def _tree(raw: str) -> FlagValue:
+    """The shape's text when it parses."""
+    from phalanx.proposers.trees import TreeShapeError, parse_tree_shape  # imports numpy
+
+    try:
+        parse_tree_shape(raw)
+    except TreeShapeError:
+        return None
+    return raw
+
+
 def _one_of(*choices: str) -> Callable[[str], FlagValue]:
     return lambda raw: raw if raw in choices else None
 
@@ -153,6 +164,7 @@ DRAFTER_FLAGS = (
         default=0.0,
         read=_tau,
         accepts="a probability, 0 to 0.99",
+        wired=True,
     ),
     Flag(
         name="PHALANX_MTP_SHADOW_TOPK",
@@ -161,6 +173,14 @@ DRAFTER_FLAGS = (
         default=0,
         read=_between(0, 8),
         accepts="an integer, 0 to 8",
+    ),
+    Flag(
+        name="PHALANX_TREE_SHAPE",
+        kind=FlagClass.VALUE,
+        effect="draft trees: nodes at each depth, spine first; unset: chains",
+        default=None,
+        read=_tree,
+        accepts="nodes per depth, like 1,2,2",
     ),
     _switch("MTP_ACCEPT_DEBUG", FlagClass.PRESENCE, "log acceptance per batch width"),
     _switch(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,23 +29,21 @@ class Job:
     """The running command, its ranks, and what it wrote."""
 
     def __init__(self, folder: Path) -> None:
-        self.log = folder / "stderr"
+        self.log, self.text = folder / "stderr", folder / "stdout"
         environ = os.environ | {"PHALANX_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-        self.parent = subprocess.Popen(
-            [sys.executable, *COMMAND],
-            stdout=(folder / "stdout").open("wb"),
-            stderr=self.log.open("wb"),
-            env=environ,
-        )
-        self.text = folder / "stdout"
-        self.ranks = self._ranks()
+        with self.text.open("wb") as out, self.log.open("wb") as said:
+            self.parent = subprocess.Popen(
+                [sys.executable, *COMMAND], stdout=out, stderr=said, env=environ
+            )
+        self.ranks: list[psutil.Process] = []
 
-    def _ranks(self) -> list[psutil.Process]:
-        """The rank processes in order, once text streams (so all are past start-up)."""
+    def wait_for_text(self) -> None:
+        """Until text streams: all ranks are past their start. Fills `ranks`, in order."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if self.text.stat().st_size > 40:
-                return psutil.Process(self.parent.pid).children()
+                self.ranks = psutil.Process(self.parent.pid).children()
+                return
             if self.parent.poll() is not None:
                 break
             time.sleep(0.02)
@@ -57,13 +56,26 @@ class Job:
         assert not alive, f"left running: {alive}; said: {self.log.read_text()[-2000:]}"
         return status
 
+    def close(self) -> None:
+        """Leave nothing behind, whatever the test found."""
+        for process in self.ranks:
+            if process.is_running():
+                process.kill()
+        self.parent.kill()
+        self.parent.wait()
+
     def last_line(self) -> str:
         return self.log.read_text().strip().splitlines()[-1]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+def job(tmp_path: Path) -> Iterator[Job]:
+    running = Job(tmp_path)
+    try:
+        running.wait_for_text()
+        yield running
+    finally:
+        running.close()
 
 
 @pytest.mark.parametrize("victim", range(RANKS))

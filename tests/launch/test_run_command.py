@@ -116,7 +116,7 @@ def test_text_goes_to_stdout_and_the_table_to_stderr(
     assert main([*arguments, "--prompt", "hello"]) == 0
     said = capsys.readouterr()
     assert "tokens/s" in said.err and "tokens/s" not in said.out
-    assert "phalanx: tiny on 1 ranks x 1 threads" in said.err
+    assert "phalanx: tiny on 1 rank x 1 thread " in said.err
     assert said.out
 
 

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.ep.comm.local import LocalCommunicator
+from phalanx.proposers.mtp import MtpProposer
 from phalanx.proposers.scripted import junk_drafter, replay_drafter
+from tests.support.fake_model import FakeDraftHead, FakeModel
 from tests.support.fake_serve import ScriptedDepth, Serve, Shape, mtp, serve
 
 PROMPTS: tuple[tuple[int, ...], ...] = (
@@ -73,21 +76,24 @@ def test_a_perfect_drafter_is_always_accepted(plain: dict[int, list[int]]) -> No
     assert spec["num_accepted_tokens"] == spec["num_draft_tokens"] > 0
 
 
-def test_rank_0_only_drafter_is_as_good_and_sends_no_propose(plain: dict[int, list[int]]) -> None:
-    for world_size in (1, 2):
-        engine = serve(
-            make=mtp(one_in(5), lockstep=False),
-            worker_make=lambda model, comm: None,
-            depth=3,
-            world_size=1,
-        )
-        assert ask(engine) == plain
-        lockstep = serve(make=mtp(one_in(5)), depth=3, world_size=world_size)
-        assert ask(lockstep) == plain
-        alone, together = engine.engine.stats.as_dict(), lockstep.engine.stats.as_dict()
-        assert alone["spec"] == together["spec"]
-        assert not {"MTP_PROPOSE", "MTP_PROPOSE_BATCH"} & set(alone["commands"])
-        assert {"MTP_PROPOSE", "MTP_PROPOSE_BATCH"} <= set(together["commands"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_rank_0_only_drafter_is_as_good_and_sends_no_propose(
+    plain: dict[int, list[int]], world_size: int
+) -> None:
+    """Rank 0 holds the whole drafter and meets nobody; the workers have none, only verdicts."""
+
+    def whole(model: FakeModel, comm: Any) -> MtpProposer:
+        head = FakeDraftHead(model, comm=LocalCommunicator(), flaw=one_in(5))
+        return MtpProposer(head, lockstep=False)
+
+    alone = serve(make=whole, worker_make=lambda model, comm: None, depth=3, world_size=world_size)
+    assert ask(alone) == plain
+    together = serve(make=mtp(one_in(5)), depth=3, world_size=world_size)
+    assert ask(together) == plain
+    without, with_command = alone.engine.stats.as_dict(), together.engine.stats.as_dict()
+    assert without["spec"] == with_command["spec"]
+    assert not {"MTP_PROPOSE", "MTP_PROPOSE_BATCH"} & set(without["commands"])
+    assert {"MTP_PROPOSE", "MTP_PROPOSE_BATCH"} <= set(with_command["commands"])
 
 
 def test_junk_changes_nothing_and_is_rejected(plain: dict[int, list[int]]) -> None:

@@ -145,7 +145,7 @@ def test_a_policy_chooses_and_learns() -> None:
     assert target.drain() == plain.drain()
     assert {outcome.depth for outcome in policy.outcomes} == {0, 3}
     emitted = sum(outcome.num_emitted for outcome in policy.outcomes)
-    assert emitted == 40
+    assert emitted == 38, "all but the first token of each, which the prompt's rows gave"
     assert all(view.stream_ids == (1, 2) for view in policy.views[:3])
     assert depth.decision is not None and depth.decision.reason == "turn"
 
